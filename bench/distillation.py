@@ -11,8 +11,9 @@ work on generated tasks through the real Claude Code CLI. For each seed, with it
   it sampled (reverse KL), in a loop that collects each step's rollouts with the newest weights.
 
 All have the same number of rollouts, of passes over them, of optimizer steps, and of rollouts in each step, but
-for SFT on solved rollouts, which has fewer. With `--quarter` there are two arms more: SFT on the first quarter of
-the teacher's rollouts, and the loop's weights after a quarter of its steps. Every model is evaluated on the same
+for SFT on solved rollouts, which has fewer. With `--quarter` there are three arms more: SFT on the first quarter of
+the teacher's rollouts, once as above and once without the decay of its learning rate, since the loop's rate is
+constant; and the loop's weights after a quarter of its steps. Every model is evaluated on the same
 held-out tasks with the same seeds, so that differences are paired by task; their intervals are Newcombe's for
 pairs. CPU time is that of a command and its children. The costs of an arm are those of collecting its rollouts and
 of training on them.
@@ -57,10 +58,10 @@ SFT_OPTIONS = ("--learning-rate", "3e-4", "--epochs", str(PASSES), "--batch-roll
 AGENT = ("--tools", TOOLS, "--max-turns", "6", "--answer-tokens", "200", "--system-prompt", SYSTEM_PROMPT)
 DISTILL_OPTIONS = ("--learning-rate", "3e-4", "--epochs", str(PASSES))
 ARMS = ("SFT", "SFT, solved", "distillation")
-OF_A_QUARTER = ("SFT, quarter", "distillation, quarter")
+OF_A_QUARTER = ("SFT, quarter", "SFT, quarter, constant rate", "distillation, quarter")
 COMPARED = (
     *(("SFT", "distillation"), ("SFT, solved", "distillation"), ("SFT", "SFT, solved")),
-    OF_A_QUARTER,
+    *((each, "distillation, quarter") for each in OF_A_QUARTER[:2]),
 )
 """Pairs of arms: how many more tasks the second one solves."""
 
@@ -168,6 +169,8 @@ class Comparison:
                 return self._imitation("sft-solved", "1")
             case "SFT, quarter":
                 return self._imitation("sft-quarter", "0", quarter=True)
+            case "SFT, quarter, constant rate":
+                return self._imitation("sft-quarter-constant", "0", "--schedule", "constant", quarter=True)
             case "distillation":
                 return self._loop(quarter=False)
             case _:
@@ -195,10 +198,10 @@ class Comparison:
             )
         return runs
 
-    def _imitation(self, name: str, threshold: str, *, quarter: bool = False) -> Arm:
+    def _imitation(self, name: str, threshold: str, *schedule: str, quarter: bool = False) -> Arm:
         runs = self._sampled()[: 1 if quarter else 2]
         sources = [part for run, _ in runs for part in ("--from", run)]
-        options = ("--threshold", threshold, "--seed", str(self.number), *SFT_OPTIONS)
+        options = ("--threshold", threshold, "--seed", str(self.number), *SFT_OPTIONS, *schedule)
         model, trained = self.experiment.trained(f"{self.number}-{name}", "sft", TINY, *sources, *options)
         rollouts = sum(step.output["rollouts"] for _, step in runs)
         return Arm(model, (*(step for _, step in runs), trained), rollouts, trained.output["tokens"] * PASSES)
