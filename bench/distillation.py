@@ -11,11 +11,12 @@ work on generated tasks through the real Claude Code CLI. For each seed, with it
   it sampled (reverse KL), in a loop that collects each step's rollouts with the newest weights.
 
 All have the same number of rollouts, of passes over them, of optimizer steps, and of rollouts in each step, but
-for SFT on solved rollouts, which has fewer. With `--quarter` there are three arms more: SFT on the first quarter
-of the teacher's rollouts, once as above and once without the decay of its learning rate, since the loop's rate is
-constant; and the loop's weights after a quarter of its steps. Every model is evaluated on the same held-out tasks
-with the same seeds, so that differences are paired by task; their intervals are Newcombe's for pairs. CPU time is that of a command and its children. The costs of an arm are those of collecting its rollouts
-and of training on them.
+for SFT on solved rollouts, which has fewer. With `--quarter` there are three arms more: SFT on the first
+quarter of the teacher's rollouts, once as above and once without the decay of its learning rate, since the
+loop's rate is constant; and the loop's weights after a quarter of its steps. Every model is evaluated on the
+same held-out tasks with the same seeds, so that differences are paired by task; their intervals are Newcombe's
+for pairs. CPU time is that of a command and its children. The costs of an arm are those of collecting its
+rollouts and of training on them.
 
 A step that ended is not repeated: the same command goes on after the last one. The figures go to
 bench/results/distillation.json unless `--json` says where.
