@@ -19,6 +19,8 @@ A message says what was found, where, what was expected, and what to do next.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 
@@ -31,6 +33,8 @@ class UnderstudyError(Exception):
 
     boundary: ClassVar[str] = "understudy"
     retryable: ClassVar[bool] = False
+    logs: Mapping[str, bytes] = MappingProxyType({})
+    """The log files of an agent whose attempt ends with this error."""
 
 
 class TaskError(UnderstudyError):

@@ -21,6 +21,7 @@ from understudy.agents.runtimes import node_runtime, python_runtime
 from understudy.config import cache_dir
 from understudy.errors import ConfigError
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
+from understudy.store import Store
 from understudy.tasks.environment import python_environment
 from understudy.tasks.records import dump
 
@@ -97,6 +98,13 @@ def test_an_agent_that_did_not_work_has_no_reward(kind: str, cache: Path, tmp_pa
     assert (summary["solved"], summary["unsolved"], summary["infrastructure_failures"]) == (0, 0, 1)
     (failure,) = summary["failures"]
     assert message in failure and "wrote" not in failure
+    # What it printed can be looked up: it is stored with each attempt, and in the files of the last one.
+    with Store.open(tmp_path / "out", create=False) as store:
+        (rollout,) = store.runs.rollouts()
+        attempts = [store.runs.logs(attempt.id) for attempt in store.runs.attempts(rollout.id)]
+    assert len(attempts) == 3 and all({"stdout.txt", "stderr.txt"} <= set(logs) for logs in attempts)
+    (directory,) = (tmp_path / "out" / "logs").glob("calc*")
+    assert (directory / "stderr.txt").read_bytes() == attempts[-1]["stderr.txt"]
 
 
 def test_a_python_agent_that_cannot_be_fetched_leaves_nothing(

@@ -16,11 +16,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from understudy.run.ray_workers import RayOptions
+from understudy.run.ray_cluster import RayOptions
 from understudy.store import Store
 from understudy.store.address import StoreUrl
+from understudy.tasks.records import dump
 
-from fakes.loop_program import small_loop
+from fakes.loop_program import quick_task, small_loop
 from fakes.policy import FakePolicy
 from support import ray_cluster, require, understudy, wait_for
 from support.ray_cluster import SOURCE, RayCluster
@@ -171,3 +172,32 @@ async def test_the_runs_of_a_training_loop_are_executed_by_one_fleet(
     # A step of six rollouts, and two evaluations of two tasks.
     assert len(rollouts) == 10 and {each.status for each in rollouts} == {"succeeded"}
     assert engines == {"workers"}
+
+
+def test_patches_are_graded_by_the_nodes_of_a_cluster(tmp_path: Path, cluster: RayCluster) -> None:
+    tasks = [quick_task(number) for number in range(4)]
+    dump(tasks, tmp_path / "tasks.jsonl")
+    wrong = [{"instance_id": tasks[0].instance_id, "model_name_or_path": "m", "model_patch": tasks[1].gold_patch}]
+    (tmp_path / "wrong.json").write_text(json.dumps(wrong))
+    for predictions, resolved in (("gold", 4), (tmp_path / "wrong.json", 0)):
+        arguments = [
+            "grade",
+            str(predictions),
+            "--tasks",
+            str(tmp_path / "tasks.jsonl"),
+            "--sandbox",
+            "unsafe-local",
+        ]
+        arguments += ["-o", str(tmp_path / str(resolved)), "--json", "--ray-capacity", "4"]
+        with started(cluster, arguments) as grading:
+            out, stderr = grading.communicate(timeout=300)
+        assert grading.returncode == 0, stderr
+        assert json.loads(out)["resolved"] == resolved
+        reports = list((tmp_path / str(resolved)).glob("logs/run_evaluation/understudy/*/*/report.json"))
+        assert len(reports) == (resolved or 1)
+
+
+def test_what_cannot_be_graded_on_ray_is_refused(tmp_path: Path) -> None:
+    for more, message in ((["--official"], "--official"), (["--regrade", "x"], "--regrade")):
+        done = understudy("grade", "gold", "--tasks", "x.jsonl", "--engine", "ray", *more)
+        assert done.returncode == 2 and f"--engine ray: unsupported with {message}" in done.stderr

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from understudy.run.collector import RolloutCollector, RolloutSettings
 from understudy.run.config import task_digests
-from understudy.run.ray_workers import RayOptions
+from understudy.run.ray_cluster import RayOptions
 from understudy.sandbox.base import load_sandboxes
 from understudy.tasks.load import load_tasks
 from understudy.tasks.recipes import ImageChoice

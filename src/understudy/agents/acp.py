@@ -77,6 +77,12 @@ class AcpAgent:
                 f"--agent acp:{command}: Claude Code does not speak the Agent Client Protocol; use --agent "
                 f"{ClaudeCode.name}, or an image that has an adapter for it and --agent acp:claude-agent-acp"
             )
+        name, at, _ = self._argv[0].partition("@")
+        if at and name in AGENT_PACKAGES:
+            raise ConfigError(
+                f"--agent acp:{command}: no version can be given, the pinned one is used; give acp:{name}, or try "
+                f"another version with: understudy agents try {self._argv[0]}"
+            )
         agent = plugins.load("agents", self._argv[0])() if self._argv[0] in AGENT_PACKAGES else None
         self._packaged: PackagedAgent | None = agent if isinstance(agent, PackagedAgent) else None
 
@@ -123,7 +129,8 @@ class AcpAgent:
                     message = text_at(event, "message") or f"it stopped for the reason {reason!r}"
         if outcome is None:
             tail = completed.stderr.decode(errors="replace").strip()[-500:]
-            message = f"{self._argv[0]}: {message or 'no result'} (exit code {completed.exit_code}): {tail}"
+            message = message or f"no result (exit code {completed.exit_code})"
+            message = f"{self._argv[0]}: {message}; its output ends: {tail or 'nothing'}"
         return AgentResult(
             outcome=outcome or "crashed",
             exit_code=completed.exit_code,

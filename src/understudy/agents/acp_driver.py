@@ -3,7 +3,7 @@
 Reads one JSON object from stdin: `argv` (the agent) and `prompt`. The agent gets one session, in a mode in which
 it does not decide on permissions itself, one prompt, and every permission that it asks for. Each message that it
 sends is a line of stdout; the last line is an object whose `type` is `result`, with the `stopReason`, or `error`,
-with a `message`.
+with a `message`. What else it prints goes to stderr, as what it writes there itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ VERSION = 1
 AUTH_REQUIRED = -32000
 METHOD_NOT_FOUND = -32601
 LINE_LIMIT = 256 << 20
+OUTPUT_LIMIT = 1 << 20
 END_S = 5.0
 ALLOWING = ("allow_always", "allow_once")
 UNASKED_MODES = ("bypasspermissions", "yolo", "fullaccess", "default")
@@ -36,6 +37,10 @@ class AcpError(Exception):
         self.code = code
 
 
+class AcpEnded(AcpError):
+    """The agent's process ended before it responded."""
+
+
 class AcpConnection:
     """A JSON-RPC connection with an agent, one object per line."""
 
@@ -44,9 +49,13 @@ class AcpConnection:
         self._writer, self._reader = process.stdin, process.stdout
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._output_left = OUTPUT_LIMIT
+        self.method = "initialize"
+        """What was requested last."""
 
     async def request(self, method: str, params: dict[str, Any]) -> Any:
         """Send a request and return its result. Raises AcpError."""
+        self.method = method
         number = next(self._numbers)
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         await self._send({"id": number, "method": method, "params": params})
@@ -58,16 +67,22 @@ class AcpConnection:
             try:
                 message: Any = json.loads(line)
             except ValueError:
-                continue  # other output of the agent, which is not a message
+                self._print(line)  # other output of the agent, which is not a message
+                continue
             if isinstance(message, dict):
                 received = cast("dict[str, Any]", message)
                 write_line({"type": "message", "message": received})
                 await self._take(received)
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(
-                    AcpError("the agent's process ended before it answered; see its output in the attempt's log")
-                )
+                future.set_exception(AcpEnded(f"it ended before it responded to {self.method}"))
+
+    def _print(self, line: bytes) -> None:
+        """Copy a line of the agent's output to stderr, as long as there is not too much of it."""
+        content = line[: self._output_left]
+        self._output_left -= len(content)
+        sys.stderr.write(content.decode(errors="replace"))
+        sys.stderr.flush()
 
     async def _take(self, message: dict[str, Any]) -> None:
         if "method" not in message:
@@ -152,10 +167,18 @@ async def drive(job: dict[str, Any]) -> dict[str, Any]:
     reading = asyncio.ensure_future(connection.read())
     try:
         return {"type": "result", "stopReason": await converse(connection, job)}
+    except (AcpEnded, ConnectionError):
+        how = await how_ended(process)
+        return {"type": "error", "message": f"it ended{how} before it responded to {connection.method}"}
     except (AcpError, OSError) as error:
         return {"type": "error", "message": str(error)}
     except (KeyError, TypeError, AttributeError) as error:
-        return {"type": "error", "message": f"its answer is not one of the protocol: {error!r}"}
+        problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        return {
+            "type": "error",
+            "message": f"invalid response to {connection.method}: {problem}; expected what version {VERSION} of "
+            "the Agent Client Protocol says",
+        }
     finally:
         assert process.stdin is not None
         process.stdin.close()
@@ -165,6 +188,16 @@ async def drive(job: dict[str, Any]) -> dict[str, Any]:
         except TimeoutError:
             process.kill()
         reading.cancel()
+
+
+async def how_ended(process: asyncio.subprocess.Process) -> str:
+    """Return how a process ended whose output has ended; "" if it is still running."""
+    try:
+        async with asyncio.timeout(END_S):
+            code = await process.wait()
+    except TimeoutError:
+        return ""
+    return f" by signal {-code}" if code < 0 else f" with exit code {code}"
 
 
 def write_line(value: dict[str, Any]) -> None:

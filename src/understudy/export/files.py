@@ -460,7 +460,10 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.MsgspecError, OSError) as error:
-        raise ConfigError(f"{path}: invalid manifest of an export: {error}; export again") from error
+        raise ConfigError(
+            f"{path}: the manifest of an export cannot be read or is invalid: {error}; move it and the export's "
+            "other files away, or choose another --output, then export again"
+        ) from error
     schema = manifest.get("schema", SCHEMA)
     if not isinstance(schema, int) or schema > SCHEMA:
         raise ConfigError(

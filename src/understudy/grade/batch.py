@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,22 +50,90 @@ class GradingProgress:
     reused: int = 0
 
 
+Grading = Callable[[], Awaitable[Verdict]]
+"""Grades a patch; returns the verdict. Raises TaskError, SandboxError or GraderError."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchGrader:
+    """Grades patches in sandboxes of this machine.
+
+    With `doubt`, if a suite or script fails, its task is validated then, unless it was before.
+    """
+
+    sandboxes: Sandboxes
+    environment: TaskEnvironment
+    cache: Path
+    doubt: bool = True
+
+    async def prepare(self, task: Task, patch: PredictedPatch) -> Grading:
+        """Do what needs no sandbox yet; return the grading, which is tried twice. Raises TaskError."""
+        return partial(self._grade_with_doubt, await self._prepare(task, patch), patch)
+
+    async def is_outdated(self, task: Task, verdict: Verdict) -> bool:
+        """Return whether a verdict was reached without twins only because its task was not validated then,
+        but is now.
+        """
+        if not verdict.unprotected.startswith(NOT_VALIDATED):
+            return False
+        prepared = await asyncio.to_thread(prepare, task, self.cache, self.sandboxes)
+        return self._as_validated(prepared) != prepared
+
+    def _as_validated(self, prepared: PreparedTask) -> PreparedTask:
+        return as_validated(prepared, sandboxes=self.sandboxes, environment=self.environment, cache=self.cache)
+
+    async def _prepare(self, task: Task, patch: PredictedPatch) -> PreparedTask:
+        """Return the task with the grading options found so far; if it will need a sandbox, that is announced.
+
+        Only the gold patch's run shows whether a script's Python itself has to write the reward. Without that run,
+        forbidding it to write could make every patch fail.
+        """
+        prepared = await asyncio.to_thread(prepare, task, self.cache, self.sandboxes)
+        validated = self._as_validated(prepared)
+        if validated == prepared and not self.doubt:
+            validated = replace(validated, options=replace(validated.options, walled=False))
+        if (await asyncio.to_thread(gate, patch.data, task, prepared.tree)).patch:
+            self.sandboxes.expect(sandbox_spec(validated, self.environment, mounts=hidden_mounts(validated)))
+        return validated
+
+    async def _grade_with_doubt(self, prepared: PreparedTask, patch: PredictedPatch) -> Verdict:
+        """Return the verdict. Validation finds out how a suite must be graded in its image, and how a script must
+        be. So a patch that fails is graded again if validation, which is only done then, finds another way.
+        """
+        verdict = await self._grade_retrying(prepared, patch)
+        sure = isinstance(prepared.task.checks, PytestChecks)
+        if is_solved(verdict.reward) or not verdict.applied or sure or not self.doubt:
+            return verdict
+        try:
+            validated = await validate(
+                prepared, sandboxes=self.sandboxes, environment=self.environment, cache=self.cache
+            )
+        except TaskError as error:
+            return replace(verdict, reason=f"{verdict.reason} ({UNSURE}: {str(error).splitlines()[0]})")
+        return verdict if validated == prepared else await self._grade_retrying(validated, patch)
+
+    async def _grade_retrying(self, prepared: PreparedTask, patch: PredictedPatch) -> Verdict:
+        attempt = partial(grade, prepared, patch.data, sandboxes=self.sandboxes, environment=self.environment)
+        try:
+            return await attempt()
+        except (SandboxError, GraderError):
+            return await attempt()
+
+
 @dataclass(frozen=True, kw_only=True)
 class GradingSetup:
-    """What all patches are graded with. `tasks` are the available tasks by instance id.
+    """What predictions are graded with. `tasks` are the available tasks by instance id.
 
-    `refused` maps instances that cannot be graded to the reason. With `doubt`, if a suite or script fails, its
-    task is validated then, unless it was before.
+    `refused` maps instances that cannot be graded to the reason. `elsewhere` prepares gradings on other machines,
+    in place of the `grader`.
     """
 
     tasks: Mapping[str, Task]
     output: Path
     run_id: str
-    sandboxes: Sandboxes
-    environment: TaskEnvironment
-    cache: Path
+    grader: PatchGrader
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
-    doubt: bool = True
+    elsewhere: Callable[[Task, PredictedPatch], Awaitable[Grading]] | None = None
 
 
 async def grade_all(
@@ -121,15 +189,15 @@ async def _grade_prediction(
     key = _key(bench, task, patch)
     verdict = await asyncio.to_thread(read_verdict, directory, key)
     try:
-        if verdict is not None and not await _is_outdated(bench, task, verdict):
+        if verdict is not None and not await bench.grader.is_outdated(task, verdict):
             standing.reused += 1
             return outcome_of(verdict)
-        prepared = await _prepare(bench, task, patch)
+        grading = await (bench.elsewhere or bench.grader.prepare)(task, patch)
         async with slots:
             if stop.is_set():
                 return None
             began = time.monotonic()
-            verdict = await _grade_with_doubt(bench, prepared, patch)
+            verdict = await grading()
             took_s = time.monotonic() - began
     except ConfigError:
         raise
@@ -144,60 +212,7 @@ async def _grade_prediction(
     return outcome_of(verdict)
 
 
-async def _is_outdated(bench: GradingSetup, task: Task, verdict: Verdict) -> bool:
-    """Return whether a verdict was reached without twins only because its task was not validated then,
-    but is now.
-    """
-    if not verdict.unprotected.startswith(NOT_VALIDATED):
-        return False
-    prepared = await asyncio.to_thread(prepare, task, bench.cache, bench.sandboxes)
-    validated = as_validated(prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
-    return validated != prepared
-
-
-async def _prepare(bench: GradingSetup, task: Task, patch: PredictedPatch) -> PreparedTask:
-    """Return the task with the grading options found so far; if it will need a sandbox, that is announced.
-
-    Only the gold patch's run shows whether a script's Python itself has to write the reward. Without that run,
-    forbidding it to write could make every patch fail.
-    """
-    prepared = await asyncio.to_thread(prepare, task, bench.cache, bench.sandboxes)
-    validated = as_validated(prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
-    if validated == prepared and not bench.doubt:
-        validated = replace(validated, options=replace(validated.options, walled=False))
-    if (await asyncio.to_thread(gate, patch.data, task, prepared.tree)).patch:
-        bench.sandboxes.expect(sandbox_spec(validated, bench.environment, mounts=hidden_mounts(validated)))
-    return validated
-
-
-async def _grade_with_doubt(bench: GradingSetup, prepared: PreparedTask, patch: PredictedPatch) -> Verdict:
-    """Return the verdict. Raises TaskError, and SandboxError or GraderError if grading failed twice.
-
-    Validation finds out how a suite must be graded in its image, and how a script must be. So a patch that fails
-    is graded again if validation, which is only done then, finds another way.
-    """
-    verdict = await _grade_retrying(bench, prepared, patch)
-    sure = isinstance(prepared.task.checks, PytestChecks)
-    if is_solved(verdict.reward) or not verdict.applied or sure or not bench.doubt:
-        return verdict
-    try:
-        validated = await validate(
-            prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache
-        )
-    except TaskError as error:
-        return replace(verdict, reason=f"{verdict.reason} ({UNSURE}: {str(error).splitlines()[0]})")
-    return verdict if validated == prepared else await _grade_retrying(bench, validated, patch)
-
-
-async def _grade_retrying(bench: GradingSetup, prepared: PreparedTask, patch: PredictedPatch) -> Verdict:
-    attempt = partial(grade, prepared, patch.data, sandboxes=bench.sandboxes, environment=bench.environment)
-    try:
-        return await attempt()
-    except (SandboxError, GraderError):
-        return await attempt()
-
-
 def _key(bench: GradingSetup, task: Task, patch: PredictedPatch) -> str:
     """Return a digest of what a verdict depends on: a report with another digest is made again."""
-    content = msgspec.json.encode([GRADER, bench.sandboxes.name, task, patch.digest])
+    content = msgspec.json.encode([GRADER, bench.grader.sandboxes.name, task, patch.digest])
     return hashlib.sha256(content).hexdigest()

@@ -51,7 +51,11 @@ def load_key(path: Path | None = None) -> bytes:
     except FileNotFoundError:
         return _create(path)
     except OSError as error:
-        raise _key_error(path, "read", error) from error
+        raise ConfigError(
+            f"{path}: the redaction key cannot be read: {error.strerror}; expected a file that you own, with mode "
+            "600, in directories that you may enter: correct owner and mode (a new key elsewhere would change all "
+            "pseudonyms)"
+        ) from error
     except ValueError:
         key = b""
     if len(key) != SIZE:
@@ -75,15 +79,11 @@ def _create(path: Path) -> bytes:
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        raise _key_error(path, "created", error) from error
+        raise ConfigError(
+            f"{path}: the redaction key cannot be created: {error.strerror}; set XDG_DATA_HOME to a "
+            "directory that you may write in"
+        ) from error
     return load_key(path)
-
-
-def _key_error(path: Path, done: str, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"{path}: the redaction key cannot be {done}: {error.strerror}; "
-        "set XDG_DATA_HOME to a directory that you may write in"
-    )
 
 
 SecretKind = Literal["secret", "private-key", "user", "email"]

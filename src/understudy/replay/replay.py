@@ -170,8 +170,9 @@ class Replay:
         for teacher in everyone if options.max_cost_usd is not None else ():
             if teacher.price is None:
                 raise ConfigError(
-                    f"--max-cost needs the price of {teacher.name} ({teacher.config.model}): give price = "
-                    "{ input = …, output = … } in US dollars per million tokens, with zeros for a free model"
+                    f"--max-cost needs the price of {teacher.name} ({teacher.config.model}), which is missing; "
+                    "give `price = { input = X, output = Y }`, in US dollars per million tokens (zeros for a free "
+                    "model), in its table in the file of --teachers"
                 )
         if (before := _last_options(store, options.name).get("redacted", options.redacted)) != options.redacted:
             raise ConfigError(

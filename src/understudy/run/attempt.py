@@ -128,6 +128,8 @@ async def execute_attempt(
     return verdict
 
 
+_MOST_LOG_BYTES = 1 << 20
+
 _ATTEMPT_STATUSES: dict[AgentOutcome, AttemptStatus] = {
     "completed": "succeeded",
     "max_turns": "succeeded",
@@ -194,6 +196,8 @@ async def _run_agent(
         limit_finding = _context_overflow(calls) or _answer_limit(calls)
         error = None if limit_finding else _error_of_agent(context.agent, calls, result, session)
         if error and not (final and isinstance(error, AgentError) and error.had_answers):
+            # Of an agent that floods its output the end is enough, since each attempt is stored.
+            error.logs = {name: content[-_MOST_LOG_BYTES:] for name, content in result.logs.items()}
             raise error
         with stopwatch.part("patch_s"):
             patch = await extract_patch(sandbox, prepared.git)

@@ -7,29 +7,24 @@ then on each of its writes is refused.
 from __future__ import annotations
 
 import asyncio
-import importlib
-import math
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, redirect_stdout
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from msgspec import Struct
 
-from understudy import __version__
 from understudy.errors import ConfigError, UnderstudyError
 from understudy.run.executors import LEASE_S, worker_name
+from understudy.run.ray_cluster import RayOptions, connected
 from understudy.run.worker import RunWorker
 from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.runs import Lease
 from understudy.types import ErrorInfo, info_of
 from understudy.util.processes import raise_file_limit
-from understudy.util.settings import option
 from understudy.util.text import visible_line
 
 _AGAIN_S = 30.0
@@ -38,37 +33,7 @@ _AGAIN_S = 30.0
 _FAILS = 3
 """A worker has failed for good after this many errors in a row, each within _AGAIN_S seconds of its start."""
 
-_CONNECT_S = 10.0
-_NODES_S = 60.0
 _STOP_S = 15.0
-
-
-class RayOptions(Struct, frozen=True, kw_only=True):
-    """Which Ray cluster to use, and what each of the run's actors gets there."""
-
-    ray_address: Annotated[str, option("With --engine ray: the address of the cluster as HOST:PORT, or auto.")] = (
-        "auto"
-    )
-    ray_workers: (
-        Annotated[
-            int, option("With --engine ray: number of actors [default: one on each node with room for it].", ge=1)
-        ]
-        | None
-    ) = None
-    ray_capacity: Annotated[int, option("With --engine ray: rollouts at a time in each actor.", ge=1)] = 8
-    ray_cpus: (
-        Annotated[
-            float,
-            option("With --engine ray: CPUs that each actor reserves [default: half of --ray-capacity].", ge=0),
-        ]
-        | None
-    ) = None
-
-    @property
-    def cpus(self) -> float:
-        """The CPUs that an actor requests from Ray. Above 1, only whole numbers are allowed."""
-        cpus = self.ray_capacity / 2 if self.ray_cpus is None else self.ray_cpus
-        return float(math.ceil(cpus)) if cpus > 1 else cpus
 
 
 class RayWorker:
@@ -239,17 +204,6 @@ class RayFleet:
             self._ray.kill(actor)
 
 
-def _ray() -> Any:
-    """Return the module ray. Raises ConfigError if it is not installed."""
-    try:
-        return importlib.import_module("ray")
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "--engine ray needs the package ray here and on every node, in the cluster's own version; install it "
-            "with: pip install 'understudy[ray]'"
-        ) from error
-
-
 @asynccontextmanager
 async def ray_fleet(
     store: StoreLocation | None, options: RayOptions, *, loop: str = ""
@@ -265,66 +219,9 @@ async def ray_fleet(
             "--engine ray: the run's store is a directory, which actors on other machines cannot reach; name a "
             "database with --store postgresql://USER@HOST/NAME"
         )
-    ray = _ray()
-    # Ray prints messages about its nodes on stdout, where only the summary should be.
-    with redirect_stdout(sys.stderr):
-        # This runs in a thread, because in the main thread Ray would install its own SIGTERM handler.
-        await asyncio.to_thread(_connect, ray, options.ray_address)
+    async with connected(options) as (ray, actors):
+        fleet = RayFleet(ray, store.secret_url, options, actors, loop)
         try:
-            nodes = await _check_nodes(ray, options.cpus)
-            fleet = RayFleet(ray, store.secret_url, options, options.ray_workers or max(1, nodes), loop)
-            try:
-                yield fleet
-            finally:
-                await fleet.close()
+            yield fleet
         finally:
-            await asyncio.to_thread(ray.shutdown)
-
-
-def _connect(ray: Any, address: str) -> None:
-    host, colon, port = address.rpartition(":")
-    try:
-        if colon and port.isdecimal() and "://" not in host:
-            # Ray's own retries would take minutes.
-            socket.create_connection((host, int(port)), _CONNECT_S).close()
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        # Ray also reports this error if its own version or Python's differs from the cluster's.
-        raise ConfigError(
-            f"--ray-address {address}: {visible_line(str(error))}; start a cluster with `ray start --head`, or "
-            "give the HOST:PORT of one with the same versions of Ray and Python"
-        ) from error
-
-
-async def _check_nodes(ray: Any, cpus: float) -> int:
-    """Return how many nodes have room for an actor. Raises ConfigError if one of those has another release."""
-    affinity: Any = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-    nodes = [
-        node
-        for node in await asyncio.to_thread(ray.nodes)
-        if node["Alive"] and node["Resources"].get("CPU", 0.0) >= cpus
-    ]
-    # A function of Python's standard library, since ours cannot be imported on a node without Understudy.
-    ask = ray.remote(num_cpus=0, max_retries=0)(version)
-    releases: dict[str, str] = {}
-
-    async def find(node: dict[str, Any]) -> None:
-        strategy = affinity(node["NodeID"], soft=False)
-        try:
-            release = await asyncio.wrap_future(
-                ask.options(scheduling_strategy=strategy).remote("understudy").future()
-            )
-        except PackageNotFoundError:
-            release = "none"
-        except ray.exceptions.RayError:
-            return  # the node went away meanwhile
-        releases[f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"] = release
-
-    if asking := [asyncio.create_task(find(node)) for node in nodes]:
-        await asyncio.wait(asking, timeout=_NODES_S)
-    if others := [f"{release} on {name}" for name, release in sorted(releases.items()) if release != __version__]:
-        raise ConfigError(
-            f"--engine ray: expected Understudy {__version__} on every node, got {', '.join(others)}; install "
-            f"understudy=={__version__} on those nodes of the Ray cluster"
-        )
-    return len(nodes)
+            await fleet.close()

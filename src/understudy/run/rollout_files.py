@@ -77,6 +77,7 @@ class RolloutFiles:
         self._rewrite = rewrite
         self._one_at_a_time = asyncio.Lock()
         self._datasets: dict[str, DatasetState] = {}
+        self._crashed: set[str] = set()
         self._failures: dict[str, str] = {}
         self._save: Callable[[Iterable[dict[str, Any]], Path], None] | None = None
 
@@ -105,6 +106,11 @@ class RolloutFiles:
             if state in _NO_DATASET:
                 share = f"{count} of {len(self._datasets)} rollouts"
                 notes.append(_NO_DATASET[state].format(count=share, backend=self._config.backend))
+        if self._crashed:
+            notes.append(
+                f"{len(self._crashed)} rollouts were graded although the agent crashed in every attempt, since "
+                "the model had answered it; their errors are in logs/*/rollout.json"
+            )
         if self._failures:
             first = next(iter(self._failures.values()))
             notes.append(
@@ -136,7 +142,7 @@ class RolloutFiles:
                 note = (
                     self._write_graded(label, task, graded) if graded else self._write_failed(label, task, rollout)
                 )
-                self._datasets[rollout.id] = note.dataset
+                self._remember(note)
             self._failures.pop(rollout.id, None)
             _log.debug("the files of rollout %s are written", rollout.id)
         except StoreError:
@@ -145,6 +151,12 @@ class RolloutFiles:
             self._failures[rollout.id] = f"{type(error).__name__}: {error}"
             _log.warning("the files of rollout %s cannot be written: %s", rollout.id, error)
             _log.debug("what went wrong", exc_info=error)
+
+    def _remember(self, note: RolloutNote) -> None:
+        """Remember what `notes` counts."""
+        self._datasets[note.rollout_id] = note.dataset
+        if note.reward is not None and note.error is not None:
+            self._crashed.add(note.rollout_id)
 
     def _label(self, rollout: Rollout) -> str:
         """Return the name of a rollout's files.
@@ -172,7 +184,7 @@ class RolloutFiles:
             [] if note.dataset == "no verdict" else [self._stream(label), self._report(label) / reports.REPORT]
         )
         required += [self._dataset(label)] if note.dataset == "written" else []
-        self._datasets[note.rollout_id] = note.dataset
+        self._remember(note)
         return all(path.exists() for path in required)
 
     def _write_graded(self, label: str, task: Task, graded: GradedRollout) -> RolloutNote:

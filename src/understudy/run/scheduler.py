@@ -175,7 +175,7 @@ class Scheduler:
             info = info_of(error)
             rollout_status = "failed" if final or not error.retryable else "requeuing"
             await asyncio.wrap_future(
-                self.store.runs.finish_attempt(attempt.id, "failed", rollout_status, error=info)
+                self.store.runs.finish_attempt(attempt.id, "failed", rollout_status, error=info, logs=error.logs)
             )
             self.progress.last_error = info
             return error

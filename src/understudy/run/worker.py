@@ -335,7 +335,7 @@ class RunWorker:
             again = error.retryable or isinstance(error, StoreError)
             status = "requeuing" if again and not final else "failed"
             try:
-                finish = runs.finish_attempt(attempt.id, "failed", status, error=info_of(error))
+                finish = runs.finish_attempt(attempt.id, "failed", status, error=info_of(error), logs=error.logs)
                 await asyncio.wrap_future(finish)
                 await self._failed(claim.rollout.run_id, claim.rollout.id, error)
             except LeaseLost as late:

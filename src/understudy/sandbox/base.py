@@ -376,9 +376,11 @@ def open_kind(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
     named = ({"target": target} if target else {}) | dict(parse_qsl(query, keep_blank_values=True))
     adapter = plugins.load("sandboxes", kind_name)
     if named and (unknown := set(named) - set(inspect.signature(adapter).parameters)):
+        # What is not given as text, such as a callback, is no option of --sandbox.
+        options_of_kind = [each for each in inspect.signature(adapter).parameters if each != "progress"]
         raise ConfigError(
             f"--sandbox {name}: {kind_name} sandboxes have no options {', '.join(sorted(unknown))}; "
-            f"expected some of {', '.join(inspect.signature(adapter).parameters) or 'none'}"
+            f"expected some of {', '.join(options_of_kind) or 'none'}"
         )
     return adapter(**named, **(options or {}))
 

@@ -93,6 +93,11 @@ def _make(home: Path, requirements: str) -> None:
         venv.EnvBuilder(with_pip=True, symlinks=True).create(home)
         file.write_text(requirements, encoding="utf-8")
         pip = subprocess.run(argv, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"{home}: pip did not install the pinned packages for tasks within {_PIP_TIMEOUT_S} s; check the "
+            "network and pip's settings (index, proxy), then run the same command again"
+        ) from error
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
             f"{home}: the Python environment for tasks could not be made ({error}); it needs a Python with "

@@ -201,7 +201,8 @@ def _swe_rebench(row: DatasetRow, choice: ImageChoice) -> Task:
     if not key:
         raise TaskError("image_name: is missing; expected the image to run the instance in")
     image = row.text(key)
-    parser = config.text("log_parser" if config.has("log_parser") else "parser")
+    parser_key = "log_parser" if config.has("log_parser") else "parser"
+    parser = config.text(parser_key)
     commands = config.lines("test_cmd")
     if not commands:
         raise TaskError("install_config.test_cmd: is empty; expected at least one command")
@@ -212,7 +213,7 @@ def _swe_rebench(row: DatasetRow, choice: ImageChoice) -> Task:
         raise TaskError(f"repo: expected OWNER/NAME, found {repo[:80]!r}")
     command = "\n".join(commands)
     checks = SuiteChecks(
-        parser=_parser_name(parser, "install_config.log_parser"),
+        parser=_parser_name(parser, f"install_config.{parser_key}"),
         command=_test_command(command, repo, test_patch) if first else command,
         fail_to_pass=row.texts("FAIL_TO_PASS"),
         pass_to_pass=row.texts("PASS_TO_PASS"),

@@ -216,7 +216,11 @@ class TeacherServer:
         if directory is not None:
             theirs = load_tokenizer(directory)
             if theirs.get_vocab() != tokenizer.get_vocab():
-                raise self._other_vocabulary(student, f"{directory / 'tokenizer.json'} has another vocabulary")
+                raise self._other_vocabulary(
+                    student,
+                    f"{directory / 'tokenizer.json'} does not match the student's tokenizer.json (if "
+                    "--teacher-tokenizer named it, check that it is the teacher's)",
+                )
             return
         for text in _TEXTS:
             body = {"model": self._model, "prompt": text, "add_special_tokens": False}

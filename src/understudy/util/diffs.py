@@ -170,7 +170,10 @@ class _DiffReader:
             new -= sign in (b" ", b"+", b"", b"\t")
             self._position += 1
         if old or new:
-            raise self._error("expected the end of the hunk, which is longer than its header says")
+            raise DiffError(
+                f"line {first}: invalid hunk, longer than its header says: expected {old_count} old and "
+                f"{new_count} new lines, got {old_count - old} and {new_count - new}"
+            )
         if self._peek().startswith(b"\\"):
             self._position += 1
         lines = tuple(self._lines[first : self._position])

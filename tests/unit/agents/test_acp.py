@@ -125,10 +125,12 @@ def test_the_session_asks_no_model_for_permission(
 @pytest.mark.parametrize(
     ("behaviour", "message"),
     [
-        ("sys.exit(3)", "ended before it answered"),
+        ("sys.exit(3)", "it ended with exit code 3 before it responded to initialize"),
+        ("import os; os.kill(os.getpid(), 9)", "it ended by signal 9 before it responded to initialize"),
         ('send({"id": id_, "result": {"protocolVersion": 2}})', "version 2 of the protocol, expected 1"),
         ('send({"id": id_, "error": {"code": 1, "message": "no", "data": {"why": "x"}}})', 'no {"why": "x"}'),
-        ('send({"id": id_, "result": []})', "not one of the protocol"),
+        ('send({"id": id_, "result": []})', "invalid response to initialize: 'list' object"),
+        ('send({"id": id_, "result": {"protocolVersion": 1}})', "response to session/new: 'sessionId' is missing"),
     ],
 )
 def test_an_agent_that_does_not_keep_the_protocol_is_an_error(
@@ -137,6 +139,17 @@ def test_an_agent_that_does_not_keep_the_protocol_is_an_error(
     code, lines = driven(behaviour, tmp_path)
     assert (code, lines[-1]["type"]) == (1, "error")
     assert message in lines[-1]["message"]
+
+
+def test_what_an_agent_prints_beside_its_messages_goes_to_stderr(tmp_path: Path) -> None:
+    script = "print('Please log in: run `x login`'); print('x' * 3_000_000); print('the end')"
+    order = json.dumps({"argv": [sys.executable, "-c", script], "prompt": "x"}).encode()
+    command = [sys.executable, acp_driver.__file__]
+    done = subprocess.run(command, input=order, capture_output=True, cwd=tmp_path, check=False)
+    assert json.loads(done.stdout)["message"] == "it ended with exit code 0 before it responded to initialize"
+    assert (
+        done.stderr.startswith(b"Please log in: run `x login`\n") and len(done.stderr) == acp_driver.OUTPUT_LIMIT
+    )
 
 
 def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -157,6 +170,11 @@ def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         ("acp:x", {"tools": "read"}, "--tools: unsupported"),
         ("acp:x", {"system_prompt": "x"}, "--system-prompt: unsupported"),
         ("acp:claude-code --acp", {}, "does not speak the Agent Client Protocol; use --agent claude-code"),
+        (
+            "acp:gemini@1.0 --acp",
+            {},
+            "no version can be given, .* try another version with: understudy agents try",
+        ),
         ("codex:x", {}, "only acp takes a command"),
         ("moon", {}, "unknown agent 'moon'; expected one of: acp:COMMAND, claude-code, codex"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from understudy.checks.twin_run import NOT_VALIDATED
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, SandboxError
-from understudy.grade.batch import GradingProgress, GradingSetup, grade_all
+from understudy.grade.batch import GradingProgress, GradingSetup, PatchGrader, grade_all
 from understudy.grade.predictions import open_predictions
 from understudy.grade.reports import UNSURE
 from understudy.grade.verdict import validate
@@ -62,10 +62,12 @@ async def graded(
         tasks={task.instance_id: task for task in tasks},
         output=out,
         run_id="r",
-        sandboxes=kind,
-        environment=environment_for(kind, cache_dir()),
-        cache=cache or cache_dir(),
-        doubt=doubt,
+        grader=PatchGrader(
+            sandboxes=kind,
+            environment=environment_for(kind, cache_dir()),
+            cache=cache or cache_dir(),
+            doubt=doubt,
+        ),
     )
     return await grade_all(bench, open_predictions(str(file), tasks), concurrency=1, stop=stop or asyncio.Event())
 

@@ -14,7 +14,8 @@ import pytest
 
 from understudy.errors import ConfigError
 from understudy.run import ray_workers
-from understudy.run.ray_workers import RayFleet, RayOptions
+from understudy.run.ray_cluster import RayOptions
+from understudy.run.ray_workers import RayFleet
 from understudy.types import ErrorInfo
 
 

@@ -49,6 +49,7 @@ def graded(
     *,
     tokens: bool = True,
     logs: dict[str, bytes] | None = None,
+    error: ErrorInfo | None = None,
 ) -> None:
     """Give the rollout an attempt of one call that ended with this verdict."""
     attempt = wait(store.runs.start_attempt(rollout))
@@ -60,13 +61,25 @@ def graded(
         wait(store.calls.append(call))
     end = store.runs.finish_attempt(
         attempt.id,
-        "succeeded",
+        "failed" if error else "succeeded",
         "succeeded",
         patch=b"+x\n",
         verdict=verdict,
+        error=error,
         logs=logs or {"stream.jsonl": b"{}\n"},
     )
     wait(end)
+
+
+async def test_rollouts_whose_agent_crashed_and_that_were_graded_are_counted(tmp_path: Path):
+    run, out = config(), tmp_path / "out"
+    with Store.open(out) as store:
+        rollout = begun(store, run)
+        graded(store, rollout, error=ErrorInfo("agent", "AgentError", "it ended by signal 9"))
+        for _ in range(2):  # once written, and once as it is there
+            outputs = RolloutFiles(store, run, out)
+            await outputs.catch_up()
+            assert any("1 rollouts were graded although the agent crashed" in note for note in outputs.notes())
 
 
 async def test_names_that_an_agent_chose_lead_nowhere(tmp_path: Path):

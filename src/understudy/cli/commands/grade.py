@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import typer
@@ -22,10 +23,12 @@ from understudy.cli.progress import ProgressLine, time_left
 from understudy.cli.settings import DOCKER, LOCAL, TaskSettings, sandbox_for
 from understudy.config import cache_dir
 from understudy.errors import ConfigError
-from understudy.grade.batch import GradingProgress, GradingSetup, grade_all
+from understudy.grade.batch import GradingProgress, GradingSetup, PatchGrader, grade_all
 from understudy.grade.official import run_official
 from understudy.grade.predictions import Predictions, open_predictions
 from understudy.grade.reports import LOGS, NO_MODEL, name_part, write_metadata, write_summary
+from understudy.run.ray_cluster import RayOptions
+from understudy.run.ray_graders import ray_graders
 from understudy.run.regrade import RegradeSummary, regrade_run
 from understudy.run.runner import validate_tasks
 from understudy.sandbox.base import load_sandboxes
@@ -93,6 +96,10 @@ class GradeSettings(Struct, frozen=True, kw_only=True):
     official: Annotated[bool, option("Grade with the swebench package, in its own containers.", "--official")] = (
         False
     )
+    engine: Annotated[
+        Literal["local", "ray"], option("Where patches are graded: on this machine, or by a Ray cluster.")
+    ] = "local"
+    ray: RayOptions = RayOptions()
     config: Annotated[Path | None, option("A TOML file with options in a table [grade].", metavar="FILE.toml")] = (
         None
     )
@@ -110,6 +117,9 @@ def grade(settings: GradeSettings, json_: Json = False) -> None:
     The same command again grades only what has no report yet, or has another patch now. Ctrl-C lets running ones
     finish; a second Ctrl-C stops at once. Exits with 1 if a prediction could not be graded.
     """
+    if settings.engine == "ray" and (settings.official or settings.regrade is not None):
+        other = "--official" if settings.official else "--regrade"
+        raise ConfigError(f"--engine ray: unsupported with {other}; leave out one of them")
     if settings.regrade is not None:
         _regrade(settings, parse_location(settings.regrade), json_)
         return
@@ -296,20 +306,27 @@ async def _grade_until(
                 concurrency=settings.jobs,
             )
             refused |= validated.refused
+        grader = PatchGrader(
+            sandboxes=sandboxes, environment=environment, cache=cache, doubt=settings.validate is None
+        )
         setup = GradingSetup(
             tasks={task.instance_id: task for task in tasks},
             output=output,
             run_id=settings.name,
-            sandboxes=sandboxes,
-            environment=environment,
-            cache=cache,
+            grader=grader,
             refused=refused,
-            doubt=settings.validate is None,
         )
         await asyncio.to_thread(write_metadata, output, settings.name, ", ".join(settings.task.tasks))
-        standing = await grade_all(
-            setup, predictions, concurrency=settings.jobs, stop=stop, progress=_GradeProgress()
-        )
+        if settings.engine == "ray":
+            async with ray_graders(settings.ray, kind, doubt=grader.doubt, report=_warn) as graders:
+                setup = dataclasses.replace(setup, elsewhere=graders.prepare)
+                standing = await grade_all(
+                    setup, predictions, concurrency=graders.capacity, stop=stop, progress=_GradeProgress()
+                )
+        else:
+            standing = await grade_all(
+                setup, predictions, concurrency=settings.jobs, stop=stop, progress=_GradeProgress()
+            )
     finally:
         await sandboxes.aclose()
     first = next(iter(predictions.rows.values()), None)
@@ -323,6 +340,10 @@ async def _grade_until(
         images=() if sandboxes.host_programs else {task.image for task in tasks if task.image},
     )
     return standing, path
+
+
+def _warn(text: str) -> None:
+    typer.echo(f"understudy: {text}", err=True)
 
 
 class _GradeProgress:

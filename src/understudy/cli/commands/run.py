@@ -42,7 +42,8 @@ from understudy.model.fetch import model_path
 from understudy.run.config import RunConfig, task_digests
 from understudy.run.estimate import RunEstimate, estimate, measure
 from understudy.run.executors import RunInProgress, RunMonitor
-from understudy.run.ray_workers import RayOptions, ray_fleet
+from understudy.run.ray_cluster import RayOptions
+from understudy.run.ray_workers import ray_fleet
 from understudy.run.runner import RunLimits, RunSummary, check_prices, execute_run
 from understudy.sandbox.base import Sandboxes, load_sandboxes
 from understudy.store import Store

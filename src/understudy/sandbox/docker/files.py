@@ -252,8 +252,9 @@ class ContainerFiles:
                 content += chunk
                 if len(content) > MAX_LIST_BYTES:
                     raise _ChangesRefused(
-                        f"too many files were changed: their list is longer than {MAX_LIST_BYTES} bytes, the "
-                        "maximum; change fewer"
+                        "too many files were changed in the container: the engine's list of them, which includes "
+                        f"ignored files and those outside the task's tree, is longer than {MAX_LIST_BYTES >> 20} "
+                        "MiB, the maximum; change fewer files (installs and build outputs count)"
                     )
         return [(change["Path"], change["Kind"]) for change in json.loads(bytes(content)) or ()]
 

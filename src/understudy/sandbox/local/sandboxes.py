@@ -248,7 +248,8 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
             # machine
             self._root()
             raise SandboxError(
-                f"cannot start {command[0]}: {error}; check this machine with `understudy doctor`"
+                f"cannot start {command[0]}, which runs commands in the sandbox: {error}; if the argument list is "
+                "too long, shorten the command's arguments, otherwise check this machine with `understudy doctor`"
             ) from error
         finally:
             run.close()

@@ -168,7 +168,9 @@ def _candidate(history: History, commit: Commit) -> _Candidate:
     if len(changes) > _MOST_FILES:
         raise TaskError(f"changes more than {_MOST_FILES} files")
     if any(change.mode in (b"120000", b"160000") for change in (*tests, *code)):
-        raise TaskError("changes a link or a submodule")
+        raise TaskError(
+            "changes a symbolic link or a submodule, which is unsupported; expected only regular files"
+        )
     if any(not change.path.isprintable() or set(change.path) & set('"\\') for change in (*tests, *code)):
         raise TaskError("changes a file whose name a patch must quote; expected printable UTF-8")
     blobs = history.texts(blob for change in (*tests, *code) for blob in (change.before, change.after) if blob)

@@ -22,7 +22,8 @@ from msgspec.structs import replace
 from understudy.errors import ConfigError
 from understudy.model.process import start_server
 from understudy.run.collector import RolloutCollector, RolloutSettings, TrainedModelServer, WaveStore
-from understudy.run.ray_workers import RayOptions, ray_fleet
+from understudy.run.ray_cluster import RayOptions
+from understudy.run.ray_workers import ray_fleet
 from understudy.sandbox.base import Sandboxes
 from understudy.store import Store
 from understudy.store.address import StoreUrl, parse_location
