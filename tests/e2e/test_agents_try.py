@@ -80,4 +80,4 @@ def test_a_version_that_is_not_there_is_an_error() -> None:
     require_agent("codex")
     done = understudy("agents", "try", "codex@0.0.1")
     assert done.returncode == 2
-    assert "npm could not download Codex 0.0.1" in done.stderr
+    assert "npm could not download Codex 0.0.1" in done.stderr and "give a version that npm has" in done.stderr

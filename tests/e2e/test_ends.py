@@ -89,6 +89,17 @@ def test_a_model_that_never_answers_is_no_reward(calc_tasks: Path, tmp_path: Pat
     assert {call.status for call in calls} == {"abandoned"}
 
 
+async def test_an_agent_that_ends_after_errors_only_has_no_reward(calc_tasks: Path, tmp_path: Path):
+    async with FakeVLLM(default=Refuse(status=400, message="broken")) as server:
+        backend = ("vllm", "--base-url", server.url, "--backend-model-high", "fake")
+        out, talks = tmp_path / "out", agent(tmp_path, "true", calls=1)
+        done = await asyncio.to_thread(understudy, "run", *backend, "--tasks", calc_tasks, "-o", out, *talks)
+    summary = json.loads(done.stdout)
+    assert (done.returncode, summary["unsolved"], summary["infrastructure_failures"]) == (1, 0, 1), done.stderr
+    (reason,) = summary["failures"]
+    assert "the model answered none of the agent's 1 requests" in reason and "broken" in reason
+
+
 NUMBERS = "This model's maximum context length is 64 tokens. However, your request has 80 input tokens."
 
 

@@ -27,6 +27,9 @@ from understudy.config import cache_dir
 from understudy.errors import ConfigError
 from understudy.util.files import locked, make_readable
 
+_NO_SUCH_VERSION = ("ETARGET", "E404")
+"""Codes of npm for a version or package that the registry lacks."""
+
 
 def agent_package(agent: str) -> AgentPackage:
     """Return the package of an agent. Raises ConfigError for an agent that is not in a registry."""
@@ -145,9 +148,12 @@ def _npm_install(package: AgentPackage, root: Path) -> None:
     )
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if not line.startswith("npm warn")]
+        advice = "check the network connection"
+        if any(code in done.stderr for code in _NO_SUCH_VERSION):
+            advice = "give a version that npm has (npm view NAME versions)"
         raise ConfigError(
-            f"npm could not download {package.title} {package.version} (exit code {done.returncode}). Check the "
-            f"network connection. npm printed:\n" + "\n".join(errors[:8])
+            f"npm could not download {package.title} {package.version} (exit code {done.returncode}); {advice}. "
+            "npm printed:\n" + "\n".join(errors[:8])
         )
 
 

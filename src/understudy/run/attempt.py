@@ -191,7 +191,9 @@ async def _run_agent(
                 f"{session.store_error}; check the store's disk or server, then run the same command again"
             )
         calls = (
-            await asyncio.to_thread(_finished_calls, context.store, attempt) if result.outcome == "crashed" else []
+            await asyncio.to_thread(_finished_calls, context.store, attempt)
+            if result.outcome == "crashed" or (session is not None and session.unanswered)
+            else []
         )
         limit_finding = _context_overflow(calls) or _answer_limit(calls)
         error = None if limit_finding else _error_of_agent(context.agent, calls, result, session)
@@ -278,7 +280,7 @@ def _error_of_agent(
 ) -> UnderstudyError | None:
     """Return the fault that an agent's end shows, or None if it is an ordinary end.
 
-    For a crash, it is the error of the last call if that failed, else the crash itself. A time-out is the
+    For a crash, it is the error of the last call if that failed, else the crash itself. Any other end is the
     backend's fault if it never answered. An agent that never called the model (because it hung, needs a login, or
     ended silently) has not worked on the task.
     """
@@ -291,10 +293,17 @@ def _error_of_agent(
             f"{agent.name} {how} without a single model call, expected at least one; correct what its log "
             f"says: {log_tail[-500:] or 'nothing'}"
         )
-    if result.outcome == "timeout" and session is not None and session.unanswered:
+    if result.outcome != "crashed" and session is not None and session.unanswered:
+        if result.outcome == "timeout":
+            return BackendError(
+                f"the model answered no request within the agent's time limit ({result.message}), expected at "
+                "least one response; check the load of the model server, or raise --timeout"
+            )
+        # An agent may end in an ordinary way after errors only, for example because they used up its turns.
+        errors = [call.error.message for call in calls if call.error is not None]
         return BackendError(
-            f"the model answered no request within the agent's time limit ({result.message}), expected at "
-            "least one response; check the load of the model server, or raise --timeout"
+            f"the model answered none of the agent's {session.calls_started} requests, expected at least one "
+            f"response; check the model server; the last error was: {errors[-1] if errors else 'not stored'}"
         )
     if result.outcome != "crashed":
         return None

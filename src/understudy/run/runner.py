@@ -72,6 +72,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     the written files.
     """
 
+    agent: str
     run_id: str
     output_dir: str
     rollouts: int
@@ -422,6 +423,7 @@ def summarize_run(
     by_status: dict[str, int] = figures.pop("rollouts")
     errors = [rollout.error for rollout in store.runs.rollouts(config.run_id) if rollout.status == "failed"]
     return RunSummary(
+        agent=config.agent,
         **figures,
         run_id=config.run_id,
         output_dir=str(output_dir),

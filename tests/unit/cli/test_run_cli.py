@@ -145,7 +145,7 @@ def test_the_run_summary_mentions_suspicious_patches_once(capsys: pytest.Capture
     figures = dict.fromkeys(("solved", "unsolved", "infrastructure_failures", "pending", "calls"), 1)
     tokens = {"prompt_tokens": 1, "completion_tokens": 1, "cost_usd": 0.0, "wall_s": 1.0}
     rest: dict[str, Any] = {"failures": {}, "refused_tasks": {}, "output_dir": "out", "run_id": "r", "rollouts": 3}
-    print_summary(RunSummary(**figures, **tokens, **rest, suspicious=2), as_json=False)
+    print_summary(RunSummary(agent="codex", **figures, **tokens, **rest, suspicious=2), as_json=False)
     assert capsys.readouterr().out.count("suspicious") == 1
 
 

@@ -46,7 +46,8 @@ def try_agent(
     errors, broken streams, limits, interruption. Without a version, only the pinned one runs. Exits with 1 if a
     behaviour is not as required.
     """
-    from understudy.cli.interrupts import run_sandboxes
+    from understudy.agents.install import install
+    from understudy.cli.interrupts import run_stoppable
     from understudy.cli.output import print_json, print_table
     from understudy.run.behaviours import chosen_behaviours, missing_behaviours
     from understudy.run.trial import VersionTrial, changes, parse_version, try_version
@@ -59,9 +60,11 @@ def try_agent(
         versions = parse_version(agent)
         last = versions[-1]
         behaviours = chosen_behaviours(last.agent, behaviour or ())
+        for each in versions:  # before the first takes its minutes
+            install(each.agent, package=each)
         return [await try_version(each, behaviours, tell, record if each is last else None) for each in versions]
 
-    tried = run_sandboxes(trials())
+    tried = run_stoppable(trials(), lambda: False)
     changed, problems = changes(tried[0], tried[-1]), tried[-1].problems
     if json_:
         print_json({"trials": tried, "changes": changed, "problems": problems})
