@@ -381,8 +381,11 @@ class AgentRunSettings(Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is None:
                 continue
+            flag = f"--{name.replace('_', '-')}"
+            if isinstance(value, str) and (not value.strip() or "\0" in value):
+                problem = "a NUL character, which no program can be given" if value.strip() else "an empty text"
+                raise ConfigError(f"{flag}: got {problem}; correct it, or leave out {flag} for the agent's own")
             if agent in _OWN_AGENTS and agent not in owners:
-                flag = f"--{name.replace('_', '-')}"
                 raise ConfigError(
                     f"{flag}: unsupported by --agent {agent}; it is for --agent {' or '.join(owners)}"
                 )

@@ -128,6 +128,8 @@ def test_missing_model_settings_are_named_by_their_flags(backend: str, urls: lis
         (("--agent", "shell", "--agent-command", "true", "--tools", "Read"), "--tools"),
         (("--agent", "shell", "--agent-command", "true", "--system-prompt", "Mend."), "--system-prompt"),
         (("--tools", "Read Edit"), "Read,Edit"),
+        (("--agent", "codex", "--system-prompt", " "), "--system-prompt: got an empty text"),
+        (("--tools", ""), "--tools: got an empty text"),
         (("--cache-level", "some"), "instance"),
         (("--sandbox", "local", "--image", "x", "--clean"), "--image, --clean"),
         (("--namespace", "Not/Valid!"), "namespace"),
@@ -139,6 +141,12 @@ def test_options_that_do_not_fit_are_refused(options: tuple[str, ...], expected:
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_nul_in_a_system_prompt_is_refused(calc_tasks: Path, tmp_path: Path):
+    (tmp_path / "run.toml").write_text('[run]\nsystem_prompt = "a\\u0000b"\n')
+    done = understudy("run", "--tasks", calc_tasks, "--config", tmp_path / "run.toml", "--agent", "pi")
+    assert done.returncode == 2 and "--system-prompt: got a NUL character" in done.stderr
 
 
 def test_the_run_summary_mentions_suspicious_patches_once(capsys: pytest.CaptureFixture[str]):
