@@ -83,8 +83,9 @@ def test_an_engine_that_is_down_is_said(dataset: Path, tmp_path: Path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.usefixtures("engine")
 def test_tasks_that_the_harness_cannot_grade(calc_tasks: Path, tmp_path: Path):
-    """Said before it is started, so no engine is needed."""
+    """Said before the harness is started."""
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\necho 5.0.2\n")
     fake.chmod(0o755)

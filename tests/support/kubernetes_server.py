@@ -320,6 +320,8 @@ async def _send(socket: web.WebSocketResponse, channel: int, stream: asyncio.Str
 
 
 def _exit_status(code: int | None) -> dict[str, Any]:
+    if code is not None and code < 0:
+        code = 128 - code  # as a shell says it
     if code == 0:
         return {"metadata": {}, "status": "Success"}
     return {

@@ -90,7 +90,9 @@ class WorkerConnection:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._process.wait()
-            raise SandboxError(f"{self._name}: {self._error_output() or error}; {self._options.advice}") from error
+            output = self._error_output()
+            problem = f"{output} ({error})" if output else error
+            raise SandboxError(f"{self._name}: {problem}; {self._options.advice}") from error
         self._tasks += [asyncio.create_task(self._read()), asyncio.create_task(self._keep_alive())]
         self._tasks.append(asyncio.create_task(self._end_when_silent()))
         try:

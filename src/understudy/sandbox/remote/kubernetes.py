@@ -8,6 +8,7 @@ The pod ends with its worker, and the worker with its connection. Kubernetes its
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shlex
@@ -129,11 +130,13 @@ class KubernetesSandboxes(WorkerSandboxes):
     async def _connect(self, sockets: Sequence[Path] = ()) -> WorkerConnection:
         name = f"understudy-{uuid.uuid4().hex[:12]}"
         manifest = await self._manifest(name)
+        # Creating is never cut off: the pod could come into being after it was deleted.
+        creating = asyncio.ensure_future(self._run("create", "--filename=-", stdin=msgspec.json.encode(manifest)))
         try:
-            await self._run("create", "--filename=-", stdin=msgspec.json.encode(manifest))
+            await asyncio.shield(creating)
             await self._wait_until_ready(name)
         except BaseException:
-            await self._delete(name)
+            await asyncio.shield(self._delete_after(creating, name))
             raise
 
         async def delete() -> None:
@@ -143,7 +146,11 @@ class KubernetesSandboxes(WorkerSandboxes):
         worker = f'{self._command}; kill "$(cat {_pid_file(name)})"'
         argv = (*self._kubectl, "exec", "--stdin", f"--container={container}", name, "--", "/bin/sh", "-c", worker)
         options = ConnectionOptions(advice=_ADVICE, on_close=delete)
-        return await connect(argv, f"{self._name}: pod {name}", sockets, options)
+        try:
+            return await connect(argv, f"{self._name}: pod {name}", sockets, options)
+        except BaseException:  # kubectl may not have been started yet
+            await asyncio.shield(self._delete(name))
+            raise
 
     async def sandboxes(self) -> list[OpenSandbox]:
         """Return the sandboxes whose pods have not ended, the oldest first. Raises SandboxError."""
@@ -231,6 +238,12 @@ class KubernetesSandboxes(WorkerSandboxes):
                 f"check the template {self._template_path} and the cluster's free resources, or give it more "
                 "time with start_s"
             ) from error
+
+    async def _delete_after(self, creating: asyncio.Future[bytes], name: str) -> None:
+        await asyncio.wait([creating])
+        if not creating.cancelled():
+            creating.exception()  # retrieved, so that asyncio does not report it as never retrieved
+        await self._delete(name)
 
     async def _delete(self, name: str) -> None:
         # What cannot be deleted now ends with its worker, at the latest at its deadline, and is deleted by `reap`.
