@@ -29,12 +29,6 @@ def tree(tmp_path: Path) -> Path:
     return path
 
 
-async def wait_until_deleted(cluster: Cluster, name: str) -> None:
-    async with asyncio.timeout(30):
-        while name in cluster.server.pods:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-
-
 async def test_a_pod_has_the_template_the_labels_and_a_deadline(cluster: Cluster, tree: Path) -> None:
     kind = KubernetesSandboxes(**cluster.options, deadline_s="600")
     with labelled(run="one", attempt="one.1"):
@@ -118,19 +112,6 @@ async def test_a_pod_ends_when_our_process_is_gone(cluster: Cluster, tree: Path)
     assert cluster.server.pods[listed.id].manifest["status"]["phase"] == "Succeeded"
     await sandbox.close()
     assert listed.id not in cluster.server.pods
-
-
-async def test_a_cancelled_opening_leaves_no_pod(cluster: Cluster, tree: Path) -> None:
-    kind = KubernetesSandboxes(**cluster.options)
-    for delay_s in (0.1, 0.4, 0.8):
-        before = len(cluster.server.created)
-        opening = asyncio.ensure_future(kind.open(SandboxSpec(tree=tree)))
-        await asyncio.sleep(delay_s)
-        opening.cancel()
-        await asyncio.wait([opening])
-        for created in cluster.server.created[before:]:
-            await wait_until_deleted(cluster, created["metadata"]["name"])
-    assert cluster.server.pods == {}
 
 
 async def test_a_pod_that_does_not_start_names_the_clusters_reason(

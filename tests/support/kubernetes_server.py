@@ -194,6 +194,8 @@ class ApiServer:
             *container["command"], *container.get("args", []), start_new_session=True, stdin=subprocess.DEVNULL
         )
         pod.processes.append(process)
+        if pod not in self.pods.values():  # deleted while it was started
+            pod.kill()
         self._set_status(pod, "Running")
         try:
             async with asyncio.timeout(pod.manifest["spec"].get("activeDeadlineSeconds")):
