@@ -114,6 +114,18 @@ async def test_a_pod_ends_when_our_process_is_gone(cluster: Cluster, tree: Path)
     assert listed.id not in cluster.server.pods
 
 
+async def test_a_cancelled_opening_leaves_no_pod(cluster: Cluster, tree: Path) -> None:
+    kind = KubernetesSandboxes(**cluster.options)
+    for delay_s in (0.1, 0.2, 0.3, 0.4, 0.8):
+        opening = asyncio.ensure_future(kind.open(SandboxSpec(tree=tree)))
+        await asyncio.sleep(delay_s)
+        opening.cancel()
+        await asyncio.wait([opening])
+        if not opening.cancelled():  # it was open before
+            await opening.result().close()
+        assert cluster.server.pods == {}
+
+
 async def test_a_pod_that_does_not_start_names_the_clusters_reason(
     cluster: Cluster, tree: Path, tmp_path: Path
 ) -> None:
