@@ -37,6 +37,7 @@ _CONTEXT = re.compile(
     re.DOTALL,
 )
 _BEGIN, _END = "<system-reminder>", "</system-reminder>"
+_FAILED = re.compile(r"\A(Error: )+")
 _MARK = re.compile(f"{_BEGIN}|{_END}")
 _QUOTED = re.compile(f"{_BEGIN}.*?{_END}", re.DOTALL)
 Normal = list[dict[str, Any]]
@@ -51,7 +52,9 @@ def words(text: str, left_out: re.Pattern[str]) -> str:
 
 
 def pieces(content: Any, left_out: re.Pattern[str]) -> list[str]:
-    """The parts of a tool result: its texts, and `[image]` for each image."""
+    """The parts of a tool result: its texts, and `[image]` for each image. A state's failed results begin with
+    `Error: `, where a request has a flag: that is left out of both.
+    """
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
     texts = []
     for part in parts:
@@ -61,6 +64,7 @@ def pieces(content: Any, left_out: re.Pattern[str]) -> list[str]:
         texts.append(
             part.get("text") or "" if kind == "text" else "[image]" if "image" in str(kind) else f"[{kind}]"
         )
+    texts[:1] = [_FAILED.sub("", text, count=1) for text in texts[:1]]
     return [text for text in (left_out.sub("", piece).strip() for piece in texts) if text]
 
 

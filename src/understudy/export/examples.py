@@ -28,7 +28,7 @@ from understudy.ingest.trace import (
     TraceTurn,
     TurnSignals,
     expand,
-    normalise_messages,
+    messages_shown,
     rendered_node,
     state_id,
 )
@@ -403,7 +403,7 @@ def _path_messages(
     system = SYSTEM_PROMPT if shape.system is None else shape.system
     messages: list[Message] = [{"role": "system", "content": system}]
     indexes: dict[int, int] = {}
-    for message in normalise_messages(history):
+    for message in messages_shown(trace, history):
         position = message.pop(_POSITION, -1)
         if message["role"] == "assistant":
             indexes.setdefault(position, len(messages))

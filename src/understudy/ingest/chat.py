@@ -32,6 +32,7 @@ def chat(raw: Any, losses: Counter[str]) -> Message | None:
         return None
     text = content(source.get("content"), losses)
     if role == "assistant":
+        text = text or string(source.get("refusal"))
         blocks = items(source.get("thinking_blocks"))
         thinking = first_string(source, "reasoning_content", "reasoning") or thinking_text(blocks)
         return response_message(text, calls(source.get("tool_calls"), losses), thinking, hidden=bool(blocks))
@@ -110,7 +111,10 @@ def _parts(entry: Any, losses: Counter[str]) -> list[dict[str, Any]]:
     if isinstance(entry, str):
         return [{"type": "text", "text": entry}]
     part = mapping(entry)
-    part_text = part.get("text") if str(part.get("type")) in _TEXTS or "type" not in part else None
+    kind = str(part.get("type"))
+    part_text = part.get("text") if kind in _TEXTS or "type" not in part else None
+    if kind == "refusal":
+        part_text = part.get("refusal", part_text)
     if isinstance(part_text, str):
         return [{"type": "text", "text": part_text}]
     addresses = [address for address in _images(part) if address]

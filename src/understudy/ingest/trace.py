@@ -21,6 +21,8 @@ from msgspec import Struct, field
 
 from understudy.ingest.model_families import model_family
 from understudy.ingest.tool_lists import ToolList, ToolsSource, tool_list
+from understudy.wire.layout import result_text
+from understudy.wire.stored import text_content
 
 CLAUDE_CODE_FORMATS = ("claude-code", "claude-text")
 """The formats of Claude Code's logs, whose `version` is a version of Claude Code."""
@@ -29,12 +31,41 @@ MISSING_RESULT = "[Tool result missing due to internal error]"
 """Stands for a tool result that the log lacks. Claude Code sends this text itself when it has no result."""
 
 
-def normalise_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+_MARKING_FORMATS = frozenset((*CLAUDE_CODE_FORMATS, "cline", "gemini"))
+"""Formats of agents whose requests mark a failed result. For the others `is_error` is known from the log only, and
+their models are not shown it.
+"""
+
+
+def messages_shown(trace: Trace, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages of a trace's renderer as a model is shown them (see `normalise_messages`)."""
+    return normalise_messages(messages, marks_errors=trace.format in _MARKING_FORMATS)
+
+
+def shown_result(trace: Trace, message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of a trace's renderer with the content that a model is shown; a failed result has its mark
+    in the text.
+    """
+    if trace.format not in _MARKING_FORMATS or not message.get("is_error"):
+        return message
+    text, images = _failed(message.get("content"))
+    return {**message, "content": [{"type": "text", "text": text}, *images] if images else text}
+
+
+def _failed(content: Any) -> tuple[str, list[Any]]:
+    """Return the text that a model is shown of a failed result, and the images of the result."""
+    parts = cast("list[dict[str, Any]]", content) if isinstance(content, list) else []
+    images = [part for part in parts if "image_url" in part]
+    return result_text(text_content(content), is_error=True), images
+
+
+def normalise_messages(messages: Sequence[dict[str, Any]], *, marks_errors: bool = False) -> list[dict[str, Any]]:
     """Return the messages with neighbours of one role joined, and tool results before the user's text.
 
     Every tool call then has exactly one result: a missing one becomes `MISSING_RESULT`, and a result without a
-    call becomes user text. Only empty messages and the `is_error` flags are dropped. The messages passed in are
-    not changed.
+    call becomes user text. Empty messages and the `is_error` flags are dropped; with `marks_errors` a result with
+    that flag is shown as the gateway shows it, and its images follow it in a user message. The messages passed in
+    are not changed.
     """
     done: list[dict[str, Any]] = []
     users: list[dict[str, Any]] = []
@@ -47,7 +78,10 @@ def normalise_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any
             if message.get("tool_call_id") in calls:
                 # A late result goes before what the user wrote since the response.
                 calls.remove(message["tool_call_id"])
-                done.append({key: value for key, value in message.items() if key != "is_error"})
+                result, images = _without_mark(message, marks_errors)
+                done.append(result)
+                if images:
+                    users.append({"role": "user", "content": images})
             else:
                 users.append({"role": "user", "content": message.get("content")})
         elif message.get("content") or message.get("tool_calls"):
@@ -63,6 +97,18 @@ def normalise_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any
             calls += [call["id"] for call in message.get("tool_calls") or ()]
     _flush(done, users, calls)
     return done
+
+
+def _without_mark(message: dict[str, Any], marks_errors: bool) -> tuple[dict[str, Any], list[Any]]:
+    """Return a tool message without the flag `is_error`, and images to show after it.
+
+    With `marks_errors` a failed result becomes the text that `result_text` makes of it.
+    """
+    plain = {key: value for key, value in message.items() if key != "is_error"}
+    if not (marks_errors and message.get("is_error")):
+        return plain, []
+    text, images = _failed(message.get("content"))
+    return {**plain, "content": text}, images
 
 
 def _flush(done: list[dict[str, Any]], users: list[dict[str, Any]], calls: list[str]) -> None:
@@ -103,7 +149,8 @@ Message = dict[str, Any]
 
 `role` is system, user, assistant or tool; `content` a string, a list of parts (`text`, `image_url`) or None;
 `tool_calls` are `{id, type: "function", function: {name, arguments: JSON text}}`; a `tool` message has its
-`tool_call_id`. A renderer may also give `is_error: True` in a tool message; the messages of a state never have it.
+`tool_call_id`. A renderer may also give `is_error: True` in a tool message; the messages of a state never have it:
+they are what `messages_shown` makes of it.
 """
 
 Fidelity = Literal["ledger", "exact", "repaired", "lossy"]
@@ -410,7 +457,7 @@ class _PathMessages:
             if not begin or not rest or _is_answer(rest[0]):
                 break
             self._final.pop()
-        self._messages[number:] = normalise_messages(rest)
+        self._messages[number:] = messages_shown(self._trace, rest)
         if rest and all(some and some[-1]["role"] in ("user", "tool") for some in (rest, self._messages)):
             self._final.append((len(self._path), len(self._messages)))
         return self._messages

@@ -196,7 +196,7 @@ def read_conversation(request: MessagesBody) -> Conversation:
             blocks += _other_blocks(turn, "system", _contents(message.content))
         elif content := _contents(message.content):
             instructions.append(
-                TEXT_SEPARATOR.join(text for text, image in map(_render_block, content) if not image)
+                TEXT_SEPARATOR.join(text for text, image in map(render_block, content) if not image)
             )
     return Conversation(
         instructions=tuple(instructions),
@@ -275,7 +275,7 @@ def _user_blocks(turn: int, content: Sequence[ContentBlock]) -> list[Block]:
         if block.type == "text":
             blocks.append(Block(turn, "user", "text", block.text))
         elif block.type == "tool_result":
-            rendered = [_render_block(inner) for inner in _contents(block.content)]
+            rendered = [render_block(inner) for inner in _contents(block.content)]
             blocks.append(
                 Block(
                     turn,
@@ -294,7 +294,7 @@ def _user_blocks(turn: int, content: Sequence[ContentBlock]) -> list[Block]:
 
 def _other_blocks(turn: int, role: str, content: Sequence[ContentBlock]) -> Iterator[Block]:
     for block in content:
-        text, image = _render_block(block)
+        text, image = render_block(block)
         if block.type == "text":
             yield Block(turn, role, "text", text)
         elif image:
@@ -308,7 +308,7 @@ def _assistant_blocks(turn: int, content: Sequence[ContentBlock]) -> list[Block]
     blocks: list[Block] = []
     has_rendered = False
     for block in content:
-        describe = _TEXT_OF_BLOCK.get(block.type)
+        described = served_text(block)
         if block.type == "text":
             blocks.append(Block(turn, "assistant", "text", block.text))
         elif block.type == "tool_use":
@@ -316,8 +316,8 @@ def _assistant_blocks(turn: int, content: Sequence[ContentBlock]) -> list[Block]
             blocks.append(Block(turn, "assistant", "tool_use", id=block.id, name=block.name, arguments=arguments))
         elif block.type == "thinking":
             blocks.append(Block(turn, "assistant", "thinking", block.thinking))
-        elif describe is not None:
-            blocks.append(Block(turn, "assistant", "other", describe(block), name=block.type))
+        elif described is not None:
+            blocks.append(Block(turn, "assistant", "other", described, name=block.type))
         else:
             blocks.append(Block(turn, "assistant", "other", name=block.type, hidden=True, source=block))
             continue
@@ -339,11 +339,19 @@ def _contents(content: str | list[ContentBlock] | ContentBlock | None) -> list[C
 # --- what a model is shown of a block -------------------------------------------------------------------
 
 
-def _render_block(block: ContentBlock) -> tuple[str, Part | None]:
+def render_block(block: ContentBlock) -> tuple[str, Part | None]:
     """Return what a model is shown for a block that is not an assistant's: a text, and the image in it."""
     if block.type == "image" and (url := _image_url(block)):
         return IMAGE, {"type": "image_url", "image_url": {"url": url}}
     return _DESCRIBED.get(block.type, _left_out)(block), None
+
+
+def served_text(block: ContentBlock) -> str | None:
+    """Return what a model is shown of an assistant's block about a tool of Anthropic's servers, or of a compaction;
+    None for all other blocks.
+    """
+    describe = _TEXT_OF_BLOCK.get(block.type)
+    return None if describe is None else describe(block)
 
 
 def _image_url(block: ContentBlock) -> str:

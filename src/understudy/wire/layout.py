@@ -58,6 +58,15 @@ def content_parts(blocks: Iterable[Block]) -> list[Part]:
     return parts
 
 
+def result_text(text: str, *, is_error: bool) -> str:
+    """Return what a model is shown of a tool's result; `is_error` if the agent marks it as failed in its request.
+
+    Chat messages have no such mark, so a failed result begins with `Error: `. States of session logs use this
+    function too.
+    """
+    return f"Error: {text}" if is_error else text
+
+
 def _is_assistants(block: Block) -> bool:
     return block.role == "assistant"
 
@@ -137,7 +146,7 @@ def _message_key(block: Block) -> tuple[bool, int, str]:
 
 
 def _result(block: Block, sampled: SampledCalls) -> Message:
-    text = f"Error: {block.text}" if block.is_error else block.text
+    text = result_text(block.text, is_error=block.is_error)
     return {"role": "tool", "tool_call_id": _backend_id(block.id, sampled(block.id)), "content": text}
 
 

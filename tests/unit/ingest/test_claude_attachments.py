@@ -152,7 +152,7 @@ def test_blocks_of_unknown_types_are_noted() -> None:
     log.assistant(ANSWER, "Seen.")
     state = by_message(*read(log))[ANSWER]
     assert (state.fidelity, state.notes) == ("repaired", ("unknown_block",))
-    assert outline(state) == ["user: look\n[hologram]"]
+    assert outline(state) == ["user: look\n[hologram left out: the model cannot read it]"]
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,29 @@
-"""What an export says that a model was shown is what the gateway showed it, for every block of every dialect."""
+"""What exports of rollouts and states of session logs say that a model was shown is what the gateway showed it.
+
+For every block of every dialect.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from understudy.gateway.session import GatewaySession
+from understudy.ingest.formats.base import LogFormat
+from understudy.ingest.formats.cline import ClineFormat
+from understudy.ingest.formats.gemini import GeminiFormat
+from understudy.ingest.formats.session_traces import SessionTracesFormat
+from understudy.ingest.trace import expand
+from understudy.replay.requests import shown_messages as shown_to_teacher
 from understudy.types import Call
 from understudy.wire.dialect import Branch
 from understudy.wire.dialects import DIALECTS
 from understudy.wire.stored import read_request, shown_messages
+
+from support.claude_log import Log, by_message, of_bytes, read
 
 Item = dict[str, Any]
 PNG = {"type": "base64", "media_type": "image/png", "data": "AA=="}
@@ -164,6 +176,17 @@ ANTHROPIC: dict[str, Item] = {
     ),
     "result of several texts": answered("a", "b"),
     "error": answered("bad", is_error=True),
+    "error as a string": anthropic(user("go"), assistant(use()), user(result("bad", is_error=True))),
+    "error of several texts": answered("a", "b", is_error=True),
+    "empty error": answered(is_error=True),
+    "error without content": anthropic(
+        user("go"), assistant(use()), user({"type": "tool_result", "tool_use_id": "t1", "is_error": True})
+    ),
+    "error with an image": answered(IMAGE, "b", is_error=True),
+    "error with a document": answered(DOCUMENTS["text"], is_error=True),
+    "error and what the user says": anthropic(
+        user("go"), assistant(use()), user(result([IMAGE], is_error=True), "look")
+    ),
     "result with an image": answered("a", IMAGE, "b"),
     "only an image": answered(IMAGE),
     "image and what the user says": anthropic(
@@ -240,6 +263,7 @@ def tool(content: Any, id_: str = "t1") -> Item:
 PICTURE: Item = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
 FUNCTION: Item = {"type": "function", "function": {"name": "bash", "description": "Runs.", "parameters": {}}}
 GO = said("go")
+GO_CHAT = GO
 
 CHAT: dict[str, Item] = {
     "text": chat(GO),
@@ -421,7 +445,7 @@ def stored(dialect: str, request: object, response: object = None) -> Call:
         requested_model="m",
         backend="openai",
         backend_model="m",
-        request=json.dumps(request).encode(),
+        request=msgspec.json.encode(request),
         response=json.dumps(response).encode(),
         status="ok",
         started_at=0.0,
@@ -432,7 +456,7 @@ def stored(dialect: str, request: object, response: object = None) -> Call:
 @pytest.mark.parametrize(("dialect", "body"), CASES)
 def test_exported_messages_equal_those_the_gateway_sent_to_the_model(dialect: str, body: Item):
     session, target = GatewaySession("a1", {}), DIALECTS[dialect].target("m")
-    request = DIALECTS[dialect].parse(json.dumps(body).encode(), session, Branch("s", None), target).chat
+    request = DIALECTS[dialect].parse(msgspec.json.encode(body), session, Branch("s", None), target).chat
     conversation = read_request(stored(dialect, body))
     assert shown_messages(conversation) == [_exported(message) for message in request.messages]
     assert conversation.tools == request.tools
@@ -441,3 +465,154 @@ def test_exported_messages_equal_those_the_gateway_sent_to_the_model(dialect: st
 def _exported(message: Item) -> Item:
     """A message of the gateway under the names that exports have."""
     return {"reasoning_content" if key == "reasoning" else key: value for key, value in message.items()}
+
+
+# --- session logs ---------------------------------------------------------------------------------------
+
+ORDER = "a state has exactly one result for each call, before the user's texts"
+EMPTY = "a state leaves out what is empty"
+SYSTEM = "the logs of Claude Code hold no system messages"
+NOT_LOGGED = {
+    "several texts": EMPTY,
+    "system among messages": SYSTEM,
+    "system before messages": SYSTEM,
+    "system blocks among messages": SYSTEM,
+    "images before a system message": SYSTEM,
+    "nothing in a system message": SYSTEM,
+    "only redacted thinking": EMPTY,
+    "empty answer": EMPTY,
+    "empty string answer": EMPTY,
+    "empty user": EMPTY,
+    "tool use": ORDER,
+    "text after tool use": ORDER,
+    "results in another order": ORDER,
+    "results over several messages": ORDER,
+    "result of no call": ORDER,
+    "input that is no object": "teachers are sent an object",
+}
+LAST = "msg_9999999999999999"
+
+
+@pytest.mark.parametrize("name", [name for name in ANTHROPIC if name not in NOT_LOGGED])
+def test_states_of_claude_code_have_what_the_gateway_shows(name: str) -> None:
+    messages = ending_with_the_user(ANTHROPIC[name]["messages"])
+    log = Log()
+    for number, message in enumerate(messages):
+        if message["role"] == "user":
+            log.user(message["content"])
+        else:
+            content = message["content"]
+            log.assistant(f"msg_{number:016d}", *([content] if isinstance(content, str) else content))
+    log.assistant(LAST, "end")
+    state = by_message(*read(log))[LAST]
+    assert _levelled(shown_to_teacher(state.messages)) == _levelled(_shown("anthropic", messages))
+
+
+def ending_with_the_user(messages: list[Item]) -> list[Item]:
+    return messages if messages[-1]["role"] == "user" else [*messages, user("more")]
+
+
+def _shown(dialect: str, messages: list[Item], field: str = "messages") -> list[Item]:
+    return shown_messages(read_request(stored(dialect, {"model": "m", "max_tokens": 10, field: messages})))
+
+
+def _levelled(messages: list[Item]) -> list[Item]:
+    """The messages without the system prompt and thinking, with JSON without spaces; a user's are one message."""
+    level: list[Item] = []
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role == "user" and level and level[-1]["role"] == "user":
+            level[-1]["content"] += _parts(content)
+        elif role != "system":
+            calls = [(c["id"], c["function"]["name"], _compact(c)) for c in message.get("tool_calls", ())]
+            shown = content if role != "user" else _parts(content)
+            level.append({"role": role, "content": shown, "id": message.get("tool_call_id"), "calls": calls})
+    return level
+
+
+def _compact(call: Item) -> bytes:
+    return msgspec.json.encode(msgspec.json.decode(call["function"]["arguments"]))
+
+
+def _parts(content: Any) -> list[Item]:
+    """The lines of the texts, and the images by their address, in their order."""
+    level: list[Item] = []
+    for part in [text(content)] if isinstance(content, str) else content:
+        if "text" in part:
+            level += [text(line) for line in part["text"].split("\n") if line]
+        else:
+            level.append({"image": part["image_url"]["url"]})
+    return level
+
+
+def state_after(log_format: LogFormat, path: str, data: bytes) -> list[Item]:
+    """What a teacher is shown of the last state of a log."""
+    (trace,) = log_format.read([of_bytes(path, data)])
+    return shown_to_teacher(list(expand(trace, system=None))[-1].messages)
+
+
+CLINES = [
+    name
+    for name in ("text", "string", "tool use", "error", "error of several texts", "empty error", "image")
+    if name not in NOT_LOGGED
+]
+
+
+@pytest.mark.parametrize("name", CLINES)
+def test_states_of_cline_have_what_the_gateway_shows(name: str) -> None:
+    messages = ANTHROPIC[name]["messages"]
+    data = json.dumps([*messages, assistant("end")]).encode()
+    shown = state_after(ClineFormat(), "/tasks/17/api_conversation_history.json", data)
+    assert _levelled(shown) == _levelled(_shown("anthropic", messages))
+
+
+@pytest.mark.parametrize(
+    "name", ["text", "parts", "refusal", "refusal part", "image", "broken call", "result with an image"]
+)
+def test_states_of_chat_messages_have_what_the_gateway_shows(name: str) -> None:
+    messages = CHAT[name]["messages"]
+    header = {"type": "session", "harness": "demo", "id": "s1"}
+    lines = [header, *({"type": "message", "message": each} for each in [*messages, said("end", "assistant")])]
+    for line in lines[1:]:
+        sent = line["message"]
+        line["message"] = {
+            {"tool_calls": "toolCalls", "tool_call_id": "toolCallId"}.get(k, k): sent[k] for k in sent
+        }
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    shown = state_after(SessionTracesFormat(), "/traces/s1.jsonl", data)
+    assert _levelled(shown) == _levelled(_shown("openai-chat", messages))
+
+
+def test_a_failed_result_in_a_chat_log_has_no_mark() -> None:
+    """The API of chat completions has none, so no model was shown it; that it failed is known from the log."""
+    lines: list[Item] = [
+        {"type": "session", "harness": "demo", "id": "s1"},
+        {"type": "message", "message": GO_CHAT},
+        {"type": "message", "message": said(None, "assistant", toolCalls=[call()])},
+        {"type": "message", "message": {"role": "tool", "toolCallId": "t1", "content": "bad", "isError": True}},
+        {"type": "message", "message": said("end", "assistant")},
+    ]
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    assert state_after(SessionTracesFormat(), "/traces/s1.jsonl", data)[-1]["content"] == "bad"
+
+
+@pytest.mark.parametrize("response", [{"output": "ok"}, {"error": "bad"}, {"a": 1}])
+def test_states_of_gemini_have_what_the_gateway_shows(response: Item) -> None:
+    result_part = {"functionResponse": {"id": "x", "name": "run", "response": response}}
+    run = {"functionCall": {"id": "x", "name": "run", "args": {"a": 1}}}
+    sent = contents(GO, run, result_part)["contents"]
+    called_tool = {
+        "id": "x",
+        "name": "run",
+        "args": {"a": 1},
+        "result": [result_part],
+        "status": "error" if "error" in response else "success",
+    }
+    records = [
+        {"id": "1", "type": "user", "content": "go"},
+        {"id": "2", "type": "gemini", "content": "", "toolCalls": [called_tool], "model": "m"},
+        {"id": "3", "type": "gemini", "content": "end", "model": "m"},
+    ]
+    data = json.dumps({"sessionId": "s", "projectHash": "p", "messages": records}).encode()
+    shown = state_after(GeminiFormat(), "/chats/session-1.json", data)
+    assert _levelled(shown) == _levelled(_shown("gemini", sent, "contents"))

@@ -27,7 +27,7 @@ from understudy.export.examples import group_of, node_path
 from understudy.export.files import ExportWriter, safe_file_name
 from understudy.export.formats.atif_steps import ModelTurn, Step, steps, totals
 from understudy.export.parquet import json_bytes
-from understudy.ingest.trace import Message, OfferedTools, RequestShape, Trace, TraceTurn, state_id
+from understudy.ingest.trace import Message, OfferedTools, RequestShape, Trace, TraceTurn, shown_result, state_id
 from understudy.preference.checks import message_of
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
@@ -249,7 +249,7 @@ def _session_items(trace: Trace, path: SessionPath, shape: RequestShape) -> list
             index = begins[node]
             items.append(_session_turn(trace, trace.turns[index], copied=index not in path.new))
         elif node not in own:
-            items += trace.renderer.history(trace.nodes[node].body)
+            items += (shown_result(trace, one) for one in trace.renderer.history(trace.nodes[node].body))
     return items
 
 

@@ -110,7 +110,7 @@ _CHUNK_BYTES = 32 << 20
 
 _AGENT_ID = b'"agentId"'
 _HOOK_HEAD = 120
-_RAW_OF_BLOCK = ("text", "thinking", "input", "content", "source")
+_RAW_OF_BLOCK = ("text", "thinking", "input", "content", "source", "title", "tool")
 _RAW_OF_RECORD = (
     "toolUseResult",
     "compactMetadata",
@@ -140,6 +140,8 @@ class ClaudeBlock(Struct, gc=False):
     content: Raw = _NOTHING
     is_error: bool | None = None
     source: Raw = _NOTHING
+    title: Raw = _NOTHING
+    tool: Raw = _NOTHING
 
 
 class ClaudeMessage(Struct, gc=False):

@@ -17,6 +17,8 @@ from understudy.ingest.claude_code.records import DECODE_ERRORS, ClaudeBlock, Cl
 from understudy.ingest.claude_code.tree import ClaudeResponse, SentRecord, TrimmedResponse
 from understudy.ingest.claude_code.versions import log_only_inputs
 from understudy.ingest.trace import Message, TurnAction, tool_call
+from understudy.wire.anthropic_request import ContentBlock, render_block, served_text
+from understudy.wire.decoding import decoded
 
 CLEARED_RESULT = "[Old tool result content cleared]"
 """What the CLI sends in place of a tool result that it cleared to save context."""
@@ -30,6 +32,8 @@ class _LedgerMessage(Struct):
 
 
 _decode_message = msgspec.json.Decoder(_LedgerMessage).decode
+_decode_block = msgspec.json.Decoder(ContentBlock).decode
+_FIELDS = ("title", "text", "input", "content", "source", "tool")
 
 
 class ClaudeCodeRenderer:
@@ -133,7 +137,9 @@ def _assistant(blocks: Iterable[ClaudeBlock | str], sent_back: ClaudeResponse | 
             texts.append(block)
         elif block.type == "text":
             texts.append(text(block.text))
-        elif block.type == "tool_use":
+        elif block.type != "tool_use":
+            texts.append(served_text(_wire_block(block)) or "")
+        else:
             name = (
                 "Agent" if block.name == "Task" and sent_back and sent_back.renames_starter else block.name or ""
             )
@@ -167,7 +173,7 @@ def _user(blocks: Blocks, cleared: frozenset[str] = frozenset()) -> list[Message
         elif isinstance(block, str):
             parts.append({"type": "text", "text": block})
         else:
-            parts.append(_part(block.type, text(block.text), value_of(block.source)))
+            parts.append(_block_part(block))
     parts = [part for part in parts if part.get("text") != ""]
     if parts:
         results.append({"role": "user", "content": _simple(parts, joined=True)})
@@ -210,28 +216,51 @@ def _result(content: Any) -> Any:
     parts: list[Any] = []
     for item in cast(list[Any], content):
         if isinstance(item, dict):
-            block = cast(dict[str, Any], item)
-            parts.append(_part(str(block.get("type")), block.get("text"), block.get("source")))
+            parts.append(_part(cast(dict[str, Any], item)))
         else:
             parts.append({"type": "text", "text": item if isinstance(item, str) else str(item)})
     return _simple(parts, joined=False)
 
 
-def _part(kind: str, text_value: Any, source: Any) -> dict[str, Any]:
+def _block_part(block: ClaudeBlock) -> dict[str, Any]:
+    if block.type in ("text", "image"):
+        return _part({"type": block.type, "text": text(block.text), "source": value_of(block.source)})
+    return {"type": "text", "text": render_block(_wire_block(block))[0]}
+
+
+def _part(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a content block as a content part: an image, or the text that the gateway shows a model for it."""
+    kind, value = str(block.get("type")), block.get("text")
     if kind == "text":
-        return {"type": "text", "text": text_value if isinstance(text_value, str) else ""}
-    if kind == "image":
-        return {"type": "image_url", "image_url": {"url": _url(source)}}
-    return {"type": "text", "text": f"[{kind}]"}
+        return {"type": "text", "text": value if isinstance(value, str) else ""}
+    if kind == "image" and (url := _url(block.get("source"))):
+        return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": "text", "text": render_block(_decoded_block(msgspec.json.encode(block), kind))[0]}
+
+
+def _wire_block(block: ClaudeBlock) -> ContentBlock:
+    """Return a block as the gateway reads it."""
+    fields = {name: raw for name in _FIELDS if bytes(raw := getattr(block, name))}
+    return _decoded_block(
+        msgspec.json.encode({"type": block.type, "name": block.name or "", **fields}), block.type
+    )
+
+
+def _decoded_block(data: bytes, kind: str) -> ContentBlock:
+    """Decode a block; only its type is left of one that is malformed."""
+    try:
+        return decoded(_decode_block, data)
+    except DECODE_ERRORS:
+        return ContentBlock(type=kind)
 
 
 def _url(source: Any) -> str:
-    if not isinstance(source, dict):
-        return "data:,"
-    fields = cast(dict[str, Any], source)
+    """Return the address of an image, or its data as a URL; "" if there is neither."""
+    fields = cast(dict[str, Any], source) if isinstance(source, dict) else {}
     if isinstance(fields.get("url"), str):
         return fields["url"]
-    return f"data:{fields.get('media_type') or 'image/png'};base64,{fields.get('data') or ''}"
+    data = fields.get("data")
+    return f"data:{fields.get('media_type') or 'image/png'};base64,{data}" if data else ""
 
 
 def _simple(parts: list[Any], *, joined: bool) -> Any:
