@@ -347,8 +347,8 @@ def render_block(block: ContentBlock) -> tuple[str, Part | None]:
 
 
 def served_text(block: ContentBlock) -> str | None:
-    """Return what a model is shown of an assistant's block that is neither text, thinking nor a call of the agent's
-    tools, such as one about a tool of Anthropic's servers; None if nothing is.
+    """Return what a model is shown of an assistant's block that is neither text, thinking nor a call of the
+    agent's tools, such as one about a tool of Anthropic's servers; None if nothing is.
     """
     describe = _TEXT_OF_BLOCK.get(block.type)
     return None if describe is None else describe(block)
