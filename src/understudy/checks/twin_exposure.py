@@ -242,6 +242,15 @@ class ReadableValues:
             texts.append(text)
             self._numbers.update(complex(float(number)) for number in _NUMBER.findall(text))
         self._text = "\0".join(texts)
+        self._texts = len(set(texts))
+
+    def count_texts(self) -> int:
+        """Return how many different texts and names occur there."""
+        return self._texts
+
+    def count_numbers(self) -> int:
+        """Return how many different numbers occur there."""
+        return len(self._numbers)
 
     def _add(self, node: ast.AST, texts: list[str]) -> None:
         match node:

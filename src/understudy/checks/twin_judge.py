@@ -15,7 +15,7 @@ import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, cast
 
@@ -413,14 +413,18 @@ def _near(expected: Any, actual: Any, tolerances: dict[str, Any] | None) -> bool
         if not isinstance(expected, float | complex) and not isinstance(actual, float | complex):
             return False
         tolerances = {"rel": _RELATIVE}
+    return bool(abs(actual - expected) <= 2 * margin(expected, tolerances))
+
+
+def margin(expected: Any, tolerances: Mapping[str, Any]) -> float:
+    """Return how far a value may be from an expected number; tolerances have the names of their arguments."""
     absolute = tolerances.get("abs", tolerances.get("atol", tolerances.get("delta", tolerances.get("abs_tol"))))
     relative = tolerances.get("rel", tolerances.get("rtol", tolerances.get("rel_tol")))
     if "places" in tolerances:
         absolute = 0.6 * 10 ** -int(tolerances["places"])
     if absolute is None and relative is None:
         absolute, relative = 1e-7, _ARRAY_RELATIVE
-    margin = max(float(absolute or _ABSOLUTE), float(relative or 0) * abs(expected), _RELATIVE * abs(expected))
-    return bool(abs(actual - expected) <= 2 * margin)
+    return max(float(absolute or _ABSOLUTE), float(relative or 0) * abs(expected), _RELATIVE * abs(expected))
 
 
 def _compared(site: TwinSite, seen: Observation, expected: Any) -> Judgement:

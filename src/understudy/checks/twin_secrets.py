@@ -11,23 +11,23 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from understudy.checks.twin_clues import Clues, plain_bits
 from understudy.checks.twin_encoding import encode
-from understudy.checks.twin_exposure import ReadableValues
-from understudy.checks.twin_judge import Observation, holds, satisfies
+from understudy.checks.twin_judge import Observation, decode, holds, margin, satisfies
 from understudy.checks.twins import TwinSite
 from understudy.util.python_syntax import parse_literal
 
-_WORTH_READING = 8.0  # values with fewer bits than this are not searched for in the rest of a version
+_WORTH_READING = 6.0  # values with fewer bits than this are not searched for in the rest of a version
 _READ = 2.0  # such a value counts as readable if fewer bits than this are left
-_READ_NUMBER = 1.5  # bits that a guesser needs to choose this number among the numbers in a version
 _FEWEST_COUNTED = 3  # that many numbers with equal differences are yielded by a counter
+_MOST_TEXT, _MOST_FRACTION, _MOST_CONTENT = 16.0, 8.0, 32.0
 _LONG_NEEDLE = 8  # minimum characters for searching an expected substring likewise
 _TEXT_OPERATORS = frozenset({"holds", "startswith", "endswith", "search", "match", "fullmatch"})
 _UNIVERSAL: tuple[Any, ...] = (None, True, False, 0, 1, -1, math.inf, -math.inf, "", "a", b"", [], {})
 """Common answers, one of which often satisfies all expectations of a function."""
 
 
-def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], readable: ReadableValues) -> float:
+def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], clues: Clues) -> float:
     """Return the binary logarithm of the number of guesses at what sites expect, for code that forces the results.
 
     Equal expectations are guessed once, and numbers with equal differences by their first one and the difference,
@@ -49,7 +49,9 @@ def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], read
             continue
         elif site.operation in ("truth", "isinstance"):
             outcomes.setdefault(f"{site.operation} {site.subject}", set()).add(str(site.want))
-        elif site.operation in ("equal", "same", "count", "approx", "calls"):
+        elif site.operation == "approx":
+            values |= {f"{each[1]} {site.expected}": _near_bits(each[1], site.expected, clues) for each in gold}
+        elif site.operation in ("equal", "same", "count", "calls"):
             for each in gold:
                 text = json.dumps(each[1])
                 if each[1][0] in ("b", "n"):
@@ -62,9 +64,9 @@ def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], read
             if site.operation == "raises":
                 raising[site.expected] = site
                 raised += [each[1] for each in gold]
-            values[f"match {site.operator}"] = _needle_bits(site.operator, readable)
+            values[f"match {site.operator}"] = _needle_bits(site.operator, clues)
     for each in returned.values():
-        values |= _sequence_bits(each, readable)
+        values |= _sequence_bits(each, clues)
     both = sum(len(seen) > 1 for seen in outcomes.values())
     one_suffices = any(all(satisfies(site, kinds) for site in raising.values()) for kinds in raised)
     return (
@@ -72,70 +74,69 @@ def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], read
         + sum(values.values())
         + both
         + (0.0 if one_suffices else float(len(raising)))
-        + sum(_relation_bits(sites, readable) for sites in relations.values())
+        + sum(_relation_bits(sites, clues) for sites in relations.values())
     )
 
 
-def is_read(site: TwinSite, gold: Sequence[Observation], readable: ReadableValues) -> bool:
+def is_read(site: TwinSite, gold: Sequence[Observation], clues: Clues) -> bool:
     """Return whether tested code can read elsewhere in a version what is withheld at a site."""
     if site.operation in ("equal", "same", "count", "approx", "calls"):
-        return any(
-            value_bits(each[1]) >= _WORTH_READING and value_bits(each[1], readable) < _READ for each in gold
-        )
+        return any(value_bits(each[1]) >= _WORTH_READING and value_bits(each[1], clues) < _READ for each in gold)
     if site.operation == "compare" and site.operator in _TEXT_OPERATORS and site.want:
         needle = _literal(site.expected)
-        return isinstance(needle, str) and len(needle) >= _LONG_NEEDLE and not readable.unread(needle)
+        return isinstance(needle, str) and len(needle) >= _LONG_NEEDLE and not clues.readable.unread(needle)
     return False
 
 
-def value_bits(encoded: Any, readable: ReadableValues | None = None) -> float:
-    """Return how many bits of a value must be guessed by code that can read `readable`."""
+def value_bits(encoded: Any, clues: Clues | None = None) -> float:
+    """Return how many bits of a value must be guessed by code that has these clues, or none."""
+    number_bits = clues.number_bits if clues else plain_bits
     match encoded:
         case ["i", str(text)]:
-            number = int(text, 16)
-            bits = 1.0 if abs(number) <= 1 else min(1.0 + 2.0 * math.log2(abs(number) + 1), 24.0)
-            return min(bits, _READ_NUMBER) if readable and readable.has_number(number) else bits
+            return number_bits(int(text, 16))
         case ["f", str(text)]:
-            number = float.fromhex(text)
-            bits = 1.0 if number in (0.0, 1.0, -1.0) or not math.isfinite(number) else 8.0
-            return min(bits, _READ_NUMBER) if readable and readable.has_number(number) else bits
-        case ["q" | "c", *_]:
-            return 8.0
+            return number_bits(float.fromhex(text))
+        case ["q", str(top), "0x1"]:
+            return number_bits(int(top, 16))
+        case ["q", *parts]:
+            return min(sum(number_bits(int(part, 16)) for part in parts), _MOST_FRACTION)
+        case ["c", *parts]:
+            return min(sum(number_bits(float.fromhex(part)) for part in parts), _MOST_FRACTION)
         case ["s", str(text)]:
-            return _text_bits(text, readable)
+            return _text_bits(text, clues)
         case ["y", str(text)]:
-            return _text_bits(bytes.fromhex(text).decode("latin-1"), readable)
+            return _text_bits(bytes.fromhex(text).decode("latin-1"), clues)
         case ["z", str(text)]:
-            return _text_bits(text.partition(" ")[2] or text, readable)
+            return _text_bits(text.partition(" ")[2] or text, clues)
         case ["a" | "o", inner]:
-            return value_bits(inner, readable)
+            return value_bits(inner, clues)
         case ["r", *numbers]:
-            return max(value_bits(["i", number], readable) for number in numbers)
+            return max(value_bits(["i", number], clues) for number in numbers)
         case ["k", str(), _]:
-            return _content_bits(_leaves([encoded]), readable)
+            return _content_bits(_leaves([encoded]), clues)
         case ["l" | "t" | "e" | "d", [*content]]:
-            if readable and readable.has_literal(encoded):
-                return 0.0
-            return _content_bits(_leaves(content), readable)
+            least = clues.literal_bits(encoded) if clues else math.inf
+            return min(least, _content_bits(_leaves(content), clues))
         case _:
             return 0.0
 
 
-def _text_bits(text: str, readable: ReadableValues | None) -> float:
-    unread = len(text) if readable is None else readable.unread(text)
-    return min(1.0 + unread, 16.0) if unread else 0.0
+def _text_bits(text: str, clues: Clues | None) -> float:
+    if clues:
+        return clues.text_bits(text)
+    return min(1.0 + len(text), _MOST_TEXT) if text else 0.0
 
 
-def _content_bits(leaves: list[Any], readable: ReadableValues | None) -> float:
+def _content_bits(leaves: list[Any], clues: Clues | None) -> float:
     """Return the bits of a container: each distinct value counts once, truth values only if they differ from the
     most frequent one.
     """
     truths = Counter(json.dumps(leaf) for leaf in leaves if leaf[0] in ("b", "n"))
     rare = sum(truths.values()) - max(truths.values(), default=0)
-    return min(1.0 + rare + sum(_sequence_bits(leaves, readable).values()), 32.0)
+    return min(1.0 + rare + sum(_sequence_bits(leaves, clues).values()), _MOST_CONTENT)
 
 
-def _sequence_bits(values: Sequence[Any], readable: ReadableValues | None) -> dict[str, float]:
+def _sequence_bits(values: Sequence[Any], clues: Clues | None) -> dict[str, float]:
     """Return the bits of encoded values in the order in which they are expected, by what is guessed at once: a
     value, or numbers with equal differences.
     """
@@ -143,10 +144,10 @@ def _sequence_bits(values: Sequence[Any], readable: ReadableValues | None) -> di
     begin = 0
     while begin < len(values):
         text, count, step = json.dumps(values[begin]), *_counted(values, begin)
-        bits[text] = value_bits(values[begin], readable)
+        bits[text] = value_bits(values[begin], clues)
         if count >= _FEWEST_COUNTED and step:
             text = f"{text} and on by {step}"
-            bits[text] = value_bits(["i", hex(step)], readable)
+            bits[text] = value_bits(["i", hex(step)], clues)
             begin += count
         else:
             begin += 1
@@ -186,11 +187,26 @@ def _leaves(content: list[Any]) -> list[Any]:
     return leaves
 
 
-def _relation_bits(sites: Sequence[TwinSite], readable: ReadableValues) -> float:
+def _near_bits(encoded: Any, tolerances: str, clues: Clues) -> float:
+    """Return the bits of a value to which an answer must be near: the wider the tolerances, the fewer."""
+    within = _literal(tolerances)
+    leaves = _leaves([encoded]) if encoded[0] in ("l", "t", "d", "a", "k") else [encoded]
+    bits = 0.0
+    for leaf in leaves:
+        try:
+            number = abs(decode(leaf))
+            wide = math.log2(1 + number / (2 * margin(number, within or {})))
+        except (ValueError, TypeError, AttributeError, OverflowError):
+            wide = math.inf
+        bits += min(value_bits(leaf, clues), wide)
+    return min(bits, _MOST_CONTENT)
+
+
+def _relation_bits(sites: Sequence[TwinSite], clues: Clues) -> float:
     """Return the bits that remain to be guessed with the best single answer to all relations that a function must
     satisfy.
     """
-    bits = {f"{site.operator} {site.expected} {site.want}": (site, _site_bits(site, readable)) for site in sites}
+    bits = {f"{site.operator} {site.expected} {site.want}": (site, _site_bits(site, clues)) for site in sites}
     answers = [*((answer, 0.0) for answer in _UNIVERSAL)]
     # an expected literal as the answer, which must be guessed itself
     answers += [(_literal(site.expected), worth) for site, worth in bits.values()]
@@ -200,19 +216,19 @@ def _relation_bits(sites: Sequence[TwinSite], readable: ReadableValues) -> float
     )
 
 
-def _site_bits(site: TwinSite, readable: ReadableValues) -> float:
+def _site_bits(site: TwinSite, clues: Clues) -> float:
     if site.operator in _TEXT_OPERATORS and site.want:
-        return _needle_bits(site.expected, readable)
+        return _needle_bits(site.expected, clues)
     return 1.0
 
 
-def _needle_bits(expected: str, readable: ReadableValues) -> float:
+def _needle_bits(expected: str, clues: Clues) -> float:
     """Return the bits of a text that must be contained in a longer one, which may contain many guesses."""
     needle = _literal(expected)
     if not isinstance(needle, str | bytes):
         return 0.0
     text = needle if isinstance(needle, str) else needle.decode("latin-1")
-    return min(max(0.0, 1.5 * (readable.unread(text) - 3)), 8.0)
+    return min(max(0.0, 1.5 * (clues.unread(text) - 3)), 8.0)
 
 
 def _literal(text: str) -> Any:

@@ -24,6 +24,7 @@ from understudy.checks.runtime_events import event_keys
 from understudy.checks.seal import read_hidden
 from understudy.checks.suite import run_before_patch
 from understudy.checks.twin_ids import deciding_tests, version_texts
+from understudy.checks.twin_learn import Effortless, learn_twins
 from understudy.checks.twin_run import (
     ATTEMPTS,
     TwinJudgement,
@@ -31,7 +32,6 @@ from understudy.checks.twin_run import (
     WrittenVersion,
     draw_versions,
     judge_twins,
-    learn_twins,
     protection_of,
 )
 from understudy.checks.twin_script import hidden_contents, placed_version
@@ -41,6 +41,7 @@ from understudy.grade.apply import apply_patch
 from understudy.grade.audit import audit
 from understudy.grade.faults import PatchFault, attribute_faults, with_untrusted_code
 from understudy.grade.gate import GatedPatch, gate, intruders
+from understudy.grade.outlines import outline_of
 from understudy.grade.recording import APPLIED_HERE, RecordingSandbox
 from understudy.grade.turns import turn
 from understudy.sandbox.base import Sandboxes
@@ -50,7 +51,9 @@ from understudy.tasks.records import task_digest
 from understudy.types import Integrity, PytestChecks, ScriptChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "46"  # part of every digest: a change of how patches are judged validates anew
+_LEAST_TIMEOUT_S = 30.0  # for code that computes nothing new, which may never end
+
+_FORMAT = "47"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, stored in each verdict: the release, and how its patches are judged."""
 
@@ -368,8 +371,21 @@ async def validate(
                 )
             return seen
 
+        outlined = await asyncio.to_thread(outline_of, graded, gated)
+        timeout_s = min(task.checks.timeout_s, _LEAST_TIMEOUT_S + 4 * gold.checks_s)
+        limited = replace(graded, task=replace(task, checks=replace(task.checks, timeout_s=timeout_s)))
+
+        async def run_outline(version: WrittenVersion) -> VersionRun | None:
+            for patch in (outlined.patch, nothing):
+                with suppress(PatchFault):
+                    seen = await _run_version(limited, patch, version, sandboxes, environment)
+                    if seen is not None and any(seen.seen.values()):
+                        return seen
+            return None
+
+        effortless = Effortless(run_outline, outlined.texts, outlined.sources)
         try:
-            graded = replace(graded, options=await learn_twins(tests, graded.options, run, hidden))
+            graded = replace(graded, options=await learn_twins(tests, graded.options, run, hidden, effortless))
         except PatchFault as fault:
             raise GraderError(
                 f"task {task.instance_id}: grading broke while the gold patch ran with instrumented copies of the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from understudy.checks import twin_driver
 from understudy.checks.base import GradingOptions, TwinTest
+from understudy.checks.twin_clues import Clues
 from understudy.checks.twin_driver import encode
 from understudy.checks.twin_exposure import ReadableValues
 from understudy.checks.twin_judge import Observation, decode, holds, judge, load, raised_by_gold
@@ -360,15 +362,15 @@ def test_a_raised_exception_is_judged_by_its_classes_and_message(kinds: list[str
     assert holds(RAISES, [gold], [["kind", kinds, text]]) is right
 
 
-NOTHING = ReadableValues([])
+NOTHING = Clues(ReadableValues([]))
 
 
-def bits(*sites: TwinSite, gold: Any = None, readable: ReadableValues = NOTHING) -> float:
-    return secret_bits([(site, [["value", gold]] if gold else []) for site in sites], readable)
+def bits(*sites: TwinSite, gold: Any = None, clues: Clues = NOTHING) -> float:
+    return secret_bits([(site, [["value", gold]] if gold else []) for site in sites], clues)
 
 
 def test_a_value_expected_repeatedly_counts_its_bits_once():
-    number = ["i", hex(51)]
+    number = ["i", hex(5179)]
     assert bits(TwinSite("equal"), gold=number) == bits(*[TwinSite("equal")] * 5, gold=number) > 10
     assert bits(*[RAISES] * 20) < 10
     assert bits(TwinSite("pair", withheld=False)) == 0
@@ -397,15 +399,56 @@ def test_relations_count_bits_only_if_no_single_answer_satisfies_all():
         (["s", "SELECT name"], "x = 'SELECT name FROM t'"),
         (["l", [["s", "left part"], ["s", "right part"]]], "x = {'left part': 'right part'}"),
         (["i", hex(417)], "x = '417 of them'"),
-        (["l", [["i", "0x3"], ["i", "0x1"]]], "x = [3, 1]"),
+        (["l", [["i", "0x3"], ["i", "0x7"]]], "x = [3, 7]"),
     ],
 )
 def test_a_value_readable_in_the_source_or_data_counts_few_bits(gold: Any, source: str):
     assert bits(TwinSite("equal"), gold=gold) > 4
-    assert bits(TwinSite("equal"), gold=gold, readable=ReadableValues([source])) <= 1.5
+    assert bits(TwinSite("equal"), gold=gold, clues=Clues(ReadableValues([source]))) <= 2.5
     data = source.partition("= ")[2].encode()
     if gold[0] != "l":
-        assert bits(TwinSite("equal"), gold=gold, readable=ReadableValues([], [data])) <= 1.5
+        assert bits(TwinSite("equal"), gold=gold, clues=Clues(ReadableValues([], [data]))) <= 1.5
+
+
+@pytest.mark.parametrize(
+    ("gold", "most"),
+    [
+        (["i", hex(100)], 5),
+        (["i", hex(1024)], 7),
+        (["f", (0.5).hex()], 4),
+        (["f", (-2.0).hex()], 4),
+        (["q", "0x0", "0x1"], 1),
+        (["q", "0x1", "0x2"], 4),
+        (["f", math.inf.hex()], 1),
+    ],
+)
+def test_round_numbers_and_common_fractions_are_guessed_more_easily(gold: Any, most: float):
+    assert bits(TwinSite("equal"), gold=gold) <= most
+    for rare in (["i", hex(2739)], ["f", (273.15).hex()], ["q", hex(617), hex(50)]):
+        assert bits(TwinSite("equal"), gold=rare) >= 8
+
+
+def test_what_the_instruction_names_or_a_changed_file_holds_is_guessed_more_easily():
+    site, number = TwinSite("equal"), ["i", hex(27391)]
+    text, report = (
+        ["s", "catastrophic"],
+        ["d", [[["s", "trailing_spaces"], ["l", []]], [["s", "tabs"], ["l", []]]]],
+    )
+    named = Clues(
+        ReadableValues([]), ['Returns {"trailing_spaces": [], "tabs": []}, or "catastrophic" for 27391.']
+    )
+    near = Clues(ReadableValues([]), (), ["LEVELS = ('normal', 'alarming', 'catastrophic')\nMOST = 27391\n"])
+    assert bits(site, gold=text) > 10 and bits(site, gold=report) > 10 and bits(site, gold=number) > 10
+    assert bits(site, gold=text, clues=named) <= 1 and bits(site, gold=report, clues=named) <= 3
+    assert bits(site, gold=number, clues=named) < 2 and bits(site, gold=number, clues=near) < 2
+    assert bits(site, gold=text, clues=near) < 3
+
+
+def test_a_wide_tolerance_leaves_few_bits():
+    gold = ["f", (11.28).hex()]
+    for tolerances, most in (("{'abs': 5}", 2), ("{'rel': 0.1}", 3), ("{'abs': 0.5}", 4)):
+        assert bits(TwinSite("approx", tolerances), gold=gold) <= most
+    assert bits(TwinSite("approx", "{'places': 7}"), gold=gold) >= 8
 
 
 def test_a_string_of_readable_parts_counts_only_its_seams():
@@ -527,7 +570,7 @@ def test_tested_code_that_changes_what_the_driver_module_holds_hides_nothing(
 
 @pytest.mark.parametrize(
     ("counted", "scattered"),
-    [(range(7), [0, 3, 1, 6, 2, 5, 4]), (range(90, 40, -10), [90, 50, 60, 80, 70]), ([4, 8], [8, 4])],
+    [(range(7), [0, 3, 1, 6, 2, 5, 4]), (range(90, 40, -10), [90, 50, 60, 80, 70]), ([4, 9], [9, 4])],
 )
 def test_numbers_that_a_counter_yields_are_guessed_at_once(counted: Sequence[int], scattered: list[int]):
     def worth(numbers: Sequence[int]) -> tuple[float, float]:
@@ -606,7 +649,7 @@ def test_protection_reports_what_is_missing():
     )
     assert protection_of(task, GradingOptions(twins=both)) == (
         "none",
-        "the tested code can read or guess all that the tests expect",
+        "what the tests expect is what the code does anyway, or can be read or guessed",
     )
     one = {"test_calc.py::test_shift": TwinTest("", {0: "[]"})}
     assert protection_of(task, GradingOptions(twins=one, twin_bits=20)) == (

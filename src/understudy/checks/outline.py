@@ -1,0 +1,183 @@
+"""Writes the outline of a solution: its names and signatures, with the behaviour that the code had without it.
+
+Tests of a solution often fail without it only because a name or a parameter is missing. Code that adds these and
+computes nothing new satisfies whatever the old code did already, so such assertions protect nothing (see
+`twin_learn`). An outline is run at validation to find them. Nothing here runs code.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from understudy.util.python_syntax import parse_module, unparse
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Key = tuple[str, str, int]
+_SIMPLE = (ast.Name, ast.Attribute, ast.Constant)
+_EMPTY = {ast.List: "[]", ast.Dict: "{}", ast.Set: "set()", ast.Tuple: "()"}
+
+
+class Outline(Struct, frozen=True):
+    """The outline of one file's change. `docstrings` are those of the file, and of the functions and classes that
+    the change touches, as they were before.
+    """
+
+    source: str
+    docstrings: tuple[str, ...] = ()
+
+
+def outline(before: str, after: str) -> Outline:
+    """Return the outline of a Python file's change; `before` is "" for a new file.
+
+    - Functions of both keep their old body under the new signature and decorators.
+    - New functions return None; new classes keep their attributes, and the plain assignments of `__init__`.
+    - Values of old names stay as they were; new names get an empty value if theirs is a literal.
+
+    Raises ValueError when one of the texts is not valid Python.
+    """
+    try:
+        old, new = parse_module(before), parse_module(after)
+        docstrings, unchanged = [ast.get_docstring(old)], ast.dump(old)
+        new.body = _merged(old.body, new.body, docstrings, in_class=False)
+        same = ast.dump(new) == unchanged
+        source = before if same else unparse(ast.fix_missing_locations(new)) + "\n"
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise ValueError(f"invalid Python: {error}") from error
+    return Outline(source, tuple(text for text in docstrings if text))
+
+
+def _merged(
+    old: Sequence[ast.stmt], new: Sequence[ast.stmt], docstrings: list[str | None], *, in_class: bool
+) -> list[ast.stmt]:
+    """Return the new statements in their order, with the old ones in place of those that they replace, and between
+    them the old ones that have gone.
+    """
+    before, after = _keyed(old), _keyed(new)
+    left = [(key, statement) for key, statement in before.items() if not _is_text(statement)]
+    merged: list[ast.stmt] = []
+    for key, statement in after.items():
+        if key not in before:
+            merged += _added(statement, in_class=in_class)
+            continue
+        while left and left[0][0] not in after:
+            merged.append(left.pop(0)[1])
+        left = [each for each in left if each[0] != key]
+        merged.append(_replaced(before[key], statement, docstrings))
+    return [*merged, *(statement for key, statement in left if key not in after)]
+
+
+def _keyed(statements: Iterable[ast.stmt]) -> dict[_Key, ast.stmt]:
+    """Return statements by what they define, or else by their text, and by how often that came before."""
+    seen: Counter[tuple[str, str]] = Counter()
+    keyed: dict[_Key, ast.stmt] = {}
+    for statement in statements:
+        match statement:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                key = "definition", name
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                key = "value", name
+            case _:
+                key = "text", ast.dump(statement)
+        keyed[key[0], key[1], seen[key]] = statement
+        seen[key] += 1
+    return keyed
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _replaced(before: ast.stmt, after: ast.stmt, docstrings: list[str | None]) -> ast.stmt:
+    if ast.dump(before) == ast.dump(after):
+        return after
+    match before, after:
+        case ((ast.FunctionDef() | ast.AsyncFunctionDef()), (ast.FunctionDef() | ast.AsyncFunctionDef())):
+            docstrings.append(ast.get_docstring(before))
+            after.body = before.body
+            return after
+        case ast.ClassDef(), ast.ClassDef():
+            docstrings.append(ast.get_docstring(before))
+            after.bases, after.keywords = before.bases, before.keywords
+            after.body = _merged(before.body, after.body, docstrings, in_class=True) or [ast.Pass()]
+            return after
+        case ((ast.Assign() | ast.AnnAssign()), _):
+            return before
+        case _:  # a function became a class, or the reverse
+            return _added(after, in_class=False)[0]
+
+
+def _added(statement: ast.stmt, *, in_class: bool) -> list[ast.stmt]:
+    """Return what remains of a statement that only the solution has."""
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            statement.body = _hollow(statement)
+        case ast.ClassDef():
+            statement.body = [each for inner in statement.body for each in _added(inner, in_class=True)]
+            statement.body = statement.body or [ast.Pass()]
+        case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is not None and not in_class:
+            statement.value = _emptied(value)
+        case ast.Import() | ast.ImportFrom() | ast.Assign() | ast.AnnAssign() | ast.Pass():
+            pass
+        case ast.Expr(value=ast.Constant()):
+            pass
+        case _ if any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(statement)):
+            pass
+        case _:
+            return []
+    return [statement]
+
+
+def _emptied(value: ast.expr) -> ast.expr:
+    """Return an empty value of the same type in place of a literal; other expressions stay, without the bodies of
+    lambdas.
+    """
+    match value:
+        case ast.Constant(value=str()):
+            return ast.Constant("")
+        case ast.Constant(value=bytes()):
+            return ast.Constant(b"")
+        case ast.Constant(value=int() | float() | complex()):
+            return ast.Constant(0)
+        case ast.List() | ast.Dict() | ast.Set() | ast.Tuple():
+            return ast.parse(_EMPTY[type(value)], mode="eval").body
+        case _:
+            value = copy.deepcopy(value)
+            for node in ast.walk(value):
+                if isinstance(node, ast.Lambda):
+                    node.body = ast.Constant(None)
+            return value
+
+
+def _hollow(function: _Function) -> list[ast.stmt]:
+    """Return the body of a function that computes nothing: what only stores or returns its arguments stays."""
+    if function.name in ("__init__", "__post_init__", "__new__"):
+        stored = [each for each in function.body if _only_stores(each)]
+        return stored or [ast.Pass()]
+    match [each for each in function.body if not _is_text(each)]:
+        case [ast.Return(value=ast.Name() | ast.Attribute())] | [ast.Raise()] | [ast.Pass()]:
+            return function.body
+        case _:
+            pass
+    inner = [node for node in ast.walk(function) if isinstance(node, ast.Yield | ast.YieldFrom)]
+    if not inner:
+        return [ast.Return(ast.Constant(None))]
+    yields: list[ast.stmt] = [ast.Expr(ast.Yield(ast.Constant(None)))]
+    return yields if function.decorator_list else [ast.Return(None), *yields]
+
+
+def _only_stores(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Assign(value=value) | ast.AnnAssign(value=value) | ast.Return(value=value):
+            empty = isinstance(value, ast.List | ast.Dict | ast.Set | ast.Tuple) and not any(
+                isinstance(each, ast.expr) for each in ast.iter_child_nodes(value)
+            )
+            return isinstance(value, _SIMPLE) or empty
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super"))))):
+            return True
+        case _:
+            return False

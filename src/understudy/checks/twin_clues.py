@@ -1,0 +1,80 @@
+"""What code that computes nothing can go by when it guesses an expected value, and how many bits are then left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from understudy.checks.twin_exposure import ReadableValues
+
+_MOST_TEXT, _MOST_WHOLE, _MOST_FRACTION = 16.0, 24.0, 8.0
+_READ_NUMBER = 1.5  # bits that a guesser needs to choose this number among the numbers that can be read
+_MOST_CHOICE = 6.0  # bits to choose among the constants of the changed files: their place says much
+_DIGIT = math.log2(10)
+
+
+class Clues:
+    """The values that tested code can read in a version's files, that the task's texts name, and that the files
+    have which the gold patch changes.
+    """
+
+    def __init__(self, readable: ReadableValues, texts: Sequence[str] = (), sources: Sequence[str] = ()) -> None:
+        """`texts` are the instruction and docstrings, `sources` the files without the gold patch."""
+        self.readable = readable
+        self._named = ReadableValues((), [text.encode(errors="replace") for text in texts])
+        self._near = ReadableValues(sources)
+        self._choice = min(_MOST_CHOICE, math.log2(2 + self._near.count_texts()))
+        self._number_choice = min(_MOST_CHOICE, math.log2(2 + self._near.count_numbers()))
+
+    def text_bits(self, text: str) -> float:
+        """Return the bits of a text, of which parts may be read or named somewhere."""
+        unread = self.readable.unread(text)
+        if not unread:
+            return 0.0
+        elsewhere = min(1.0 + self._named.unread(text), self._choice + self._near.unread(text))
+        return min(1.0 + unread, elsewhere, _MOST_TEXT)
+
+    def unread(self, text: str) -> int:
+        """Return how many characters of a text must be guessed; a seam between parts that occur somewhere counts
+        as one.
+        """
+        return min(each.unread(text) for each in (self.readable, self._named, self._near))
+
+    def literal_bits(self, encoded: Any) -> float:
+        """Return the bits of a container that occurs somewhere as it is; infinite for another one."""
+        if self.readable.has_literal(encoded):
+            return 0.0
+        return self._choice if self._near.has_literal(encoded) else math.inf
+
+    def number_bits(self, number: float) -> float:
+        """Return the bits of a whole or floating-point number."""
+        bits = plain_bits(number)
+        if self.readable.has_number(number) or self._named.has_number(number):
+            return min(bits, _READ_NUMBER)
+        return min(bits, self._number_choice) if self._near.has_number(number) else bits
+
+
+def plain_bits(number: Any) -> float:
+    """Return the bits of a number that nothing names. Few digits, and powers of two, are guessed more often."""
+    if isinstance(number, int):
+        return min(_whole_bits(number), _MOST_WHOLE)
+    if not math.isfinite(number):
+        return 1.0
+    if number.is_integer():
+        return min(_whole_bits(int(number)), _MOST_FRACTION)
+    digits = f"{number!r}".partition("e")[0].replace(".", "").replace("-", "").strip("0")
+    return min(_DIGIT * len(digits), _MOST_FRACTION)
+
+
+def _whole_bits(number: int) -> float:
+    size = abs(number)
+    if size <= 1:
+        return 1.0
+    if size.bit_length() > 4 * _MOST_WHOLE:
+        return _MOST_WHOLE
+    digits = str(size)
+    by_digits = _DIGIT * len(digits.rstrip("0")) + math.log2(1 + len(digits) - len(digits.rstrip("0")))
+    bits = min(1.0 + math.log2(size + 1), by_digits) if size < 10 else by_digits
+    near_power = size & (size - 1) == 0 or size & (size + 1) == 0
+    return min(bits, 3.0 + math.log2(size.bit_length())) if near_power else bits
