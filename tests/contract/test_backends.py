@@ -21,7 +21,8 @@ from understudy.gateway.backends.chat import (
     SGLangBackend,
     VLLMBackend,
 )
-from understudy.gateway.backends.chat_response import ResponseAssembly, read_chunk
+from understudy.gateway.backends.chat_response import ResponseAssembly
+from understudy.gateway.backends.chunks import ChunkReader
 from understudy.gateway.backends.http import EventSplitter
 from understudy.model.process import start_server
 from understudy.types import PolicySpan
@@ -390,10 +391,10 @@ JSON = st.recursive(
 @given(st.lists(JSON, max_size=5))
 def test_whatever_a_server_says_is_an_answer_or_a_backend_error(chunks: list[Any]) -> None:
     deltas: list[Delta] = []
-    assembly = ResponseAssembly(deltas.append)
+    assembly, reader = ResponseAssembly(deltas.append), ChunkReader(str)
     try:
         for chunk in chunks:
-            assembly.add_chunk(read_chunk(json.dumps(chunk).encode(), str))
+            assembly.add_chunk(reader.read(json.dumps(chunk).encode()))
         got = assembly.generation("m", {})
     except BackendError:
         return
@@ -576,3 +577,81 @@ async def test_an_overflow_told_in_a_stream_is_not_asked_again(code: Any) -> Non
             await backend.generate(request(sampling={"max_tokens": 10}), lambda _: None)
         await backend.close()
         assert len(model.requests) == 1
+
+
+# --- halves of surrogate pairs ----------------------------------------------------------------------------
+
+
+def delta(finish: str | None = None, **fields: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": fields, "finish_reason": finish}]}
+
+
+def arguments_of_call(text: str, **fields: Any) -> dict[str, Any]:
+    return delta(tool_calls=[{"index": 0, "function": {"arguments": text} | fields}])
+
+
+SMILE = "\U0001f600"
+HALVES: dict[str, tuple[list[dict[str, Any]], tuple[str, str, str]]] = {
+    "pair in one chunk": ([delta(content="a\ud83d\ude00b")], (f"a{SMILE}b", "", "")),
+    "pair over two chunks": ([delta(content="a\ud83d"), delta(content="\ude00b")], (f"a{SMILE}b", "", "")),
+    "chunks without text between": (
+        [delta(content="a\ud83d"), {"choices": []}, delta(content=""), delta(content="\ude00")],
+        (f"a{SMILE}", "", ""),
+    ),
+    "reasoning": ([delta(reasoning="\ud83d"), delta(reasoning="\ude00")], ("", SMILE, "")),
+    "arguments": (
+        [arguments_of_call('{"a": "\ud83d', name="x"), arguments_of_call('\ude00"}')],
+        ("", "", f'{{"a": "{SMILE}"}}'),
+    ),
+    "first half alone": ([delta(content="a\ud83d"), delta(content="b")], ("a\ufffdb", "", "")),
+    "second half alone": ([delta(content="a"), delta(content="\ude00b")], ("a\ufffdb", "", "")),
+    "two first halves": ([delta(content="\ud83d"), delta(content="\ud83d\ude00")], (f"\ufffd{SMILE}", "", "")),
+    "half at the end of the reasoning": (
+        [delta(reasoning="a\ud83d"), delta(content="\ude00")],
+        ("\ufffd", "a\ufffd", ""),
+    ),
+    "half before a call": (
+        [delta(content="a\ud83d"), arguments_of_call("{}", name="x")],
+        ("a\ufffd", "", "{}"),
+    ),
+    "half at the end of a call": (
+        [
+            arguments_of_call("{\ud83d", name="x"),
+            delta(tool_calls=[{"index": 1, "function": {"name": "y", "arguments": "{}"}}]),
+        ],
+        ("", "", "{\ufffd|{}"),
+    ),
+    "half at the end": ([delta(content="a\ud83d")], ("a\ufffd", "", "")),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("ending", ["own chunk", "last chunk"])
+def test_halves_of_characters_in_a_stream_are_joined_or_replaced(name: str, ending: str) -> None:
+    chunks, expected = HALVES[name]
+    chunks = json.loads(json.dumps(chunks))
+    if ending == "own chunk":
+        chunks.append(delta("stop"))
+    else:
+        chunks[-1]["choices"][0]["finish_reason"] = "stop"
+    deltas: list[Delta] = []
+    assembly, reader = ResponseAssembly(deltas.append), ChunkReader(str)
+    for chunk in chunks:
+        assembly.add_chunk(reader.read(json.dumps(chunk).encode()))
+        assembly.flush()
+    got = assembly.generation("m", {})
+    assert (got.text, got.reasoning or "", "|".join(call.arguments for call in got.tool_calls)) == expected
+    assert summed(deltas) == (got.text, got.reasoning or "", got.tool_calls)
+
+
+def test_a_chunk_with_half_of_a_character_has_its_tokens_and_its_error() -> None:
+    reader = ChunkReader(str)
+    chunk = delta(content="\ud83d") | {"prompt_token_ids": [1, 2]}
+    chunk["choices"][0]["token_ids"] = [7]
+    assembly = ResponseAssembly()
+    assembly.add_chunk(reader.read(json.dumps(chunk).encode()))
+    assembly.add_chunk(reader.read(json.dumps(delta("stop", content="\ude00")).encode()))
+    got = assembly.generation("m", {})
+    assert (got.text, list(got.prompt_token_ids or ()), got.completion_token_ids) == (SMILE, [1, 2], (7,))
+    with pytest.raises(BackendError, match="cut \ufffd here"):
+        reader.read(json.dumps({"error": {"message": "cut \ud83d here"}}).encode())

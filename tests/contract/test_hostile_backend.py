@@ -116,6 +116,14 @@ async def test_an_answer_that_unpacks_beyond_the_limit_is_an_error() -> None:
         await ask(lambda: web.Response(body=body, headers={"content-encoding": "gzip"}))
 
 
+async def test_half_of_a_character_in_an_answer_is_replaced() -> None:
+    """JSON can have half of a surrogate pair; the store, agents' streams and exports, which are UTF-8, cannot."""
+    body = json.dumps(changed(lambda b: b["choices"][0]["message"].update(content="cut \ud83d here \U0001f600")))
+    assert "ud83d here" in body
+    generation = await ask(lambda: web.Response(text=body, content_type="application/json"))
+    assert generation.text == "cut \ufffd here \U0001f600"
+
+
 async def test_a_whole_answer_is_taken() -> None:
     generation = await ask(lambda: web.json_response(GOOD))
     assert generation.completion_token_ids == (1, 2)

@@ -16,8 +16,11 @@ from understudy.agents.packaged import tar_members
 from understudy.agents.packages import AGENT_PACKAGES, AgentPackage
 from understudy.agents.runtimes import runtime_problems
 from understudy.agents.session_log import compare_session_log
+from understudy.agents.tool_names import read_tool_names
 from understudy.config import CLAUDE_CODE_VERSION, cache_dir
 from understudy.errors import AgentError, ConfigError, SandboxError
+from understudy.ingest.claude_code.tool_table import claude_tools, tool_names
+from understudy.ingest.tool_lists import names_of
 from understudy.sandbox.base import Completed, Mount, Sandbox
 from understudy.trajectory.tree import build
 from understudy.types import Call, Finding
@@ -110,6 +113,11 @@ class _StreamEvent(msgspec.Struct):
     errors: list[Any] = msgspec.field(default_factory=list[Any])
     session_id: str = ""
     mcp_servers: list[_McpServer] = msgspec.field(default_factory=list[_McpServer])
+    tools: list[Any] = msgspec.field(default_factory=list[Any])
+
+
+_OLD_NAMES = {"Task": "Agent"}
+"""Names by which a session's first event still calls some tools."""
 
 
 class ClaudeOptions(msgspec.Struct, frozen=True):
@@ -164,9 +172,7 @@ class ClaudeCode:
                 f"--open-file-limit: expected a number of files, at least 1, got {open_file_limit!r}"
             )
         self._by_sdk = run_method == "python"
-        names = tuple(name.strip() for name in tools.split(",")) if tools else ()
-        if any(re.fullmatch(r"\w+", name) is None for name in names):
-            raise ConfigError(f"--tools: expected names separated by commas, as in Read,Edit, got {tools!r}")
+        names = _tool_names(tools) if tools else ()
         if mcp_config:
             _check_servers(mcp_config)
         self._options = ClaudeOptions(
@@ -200,7 +206,8 @@ class ClaudeCode:
     async def run(self, sandbox: Sandbox, job: AgentJob) -> AgentResult:
         """Run Claude Code on the instruction to its end or the job's wall-clock limit.
 
-        Raises AgentError if one of its MCP servers did not start: without its tools it is another agent.
+        Raises AgentError if one of its MCP servers did not start, or if it lacks one of the tools that it was to
+        have: without them it is another agent.
         """
         config_dir = f"{sandbox.home}/.claude"
         # Only there it is said why an MCP server did not start.
@@ -227,6 +234,7 @@ class ClaudeCode:
             },
         )
         events = list(_events(completed.stdout))
+        _require_tools(events, self._options.tools)
         debug_log = await _debug_log(sandbox, debug_file, job.key) if debug_file else b""
         if self._options.mcp_config:
             _require_started(events, debug_log)
@@ -321,6 +329,31 @@ def _require_started(events: Iterable[_StreamEvent], debug_log: bytes) -> None:
             f"--mcp-config: MCP servers that did not start: {', '.join(sorted(failed))}; expected programs of the "
             f"sandbox that work without network. Claude Code says: {'; '.join(reasons)[:500] or 'nothing'}"
         )
+
+
+def _tool_names(tools: str) -> tuple[str, ...]:
+    """Return the names in a list; those of any version are accepted, since a mode may offer what no recording has.
+
+    Raises ConfigError for other names.
+    """
+    recorded = claude_tools(CLAUDE_CODE_VERSION, ())
+    return read_tool_names(tools, "Claude Code", tool_names(), names_of(recorded.tools if recorded else ()))
+
+
+def _require_tools(events: Iterable[_StreamEvent], asked: Sequence[str]) -> None:
+    """Raise AgentError if a session begins without some of the tools that were asked for.
+
+    Some that it knows are offered only in some modes, or were in other versions. Nothing is known of a run without
+    events.
+    """
+    for event in events:
+        offered = {_OLD_NAMES.get(name, name) for name in map(str, event.tools)}
+        missing = [name for name in asked if _OLD_NAMES.get(name, name) not in offered]
+        if event.subtype == "init" and missing:
+            raise AgentError(
+                f"--tools: Claude Code {CLAUDE_CODE_VERSION} does not offer {', '.join(missing)} in this mode; it "
+                f"offers {', '.join(sorted(offered)) or 'none of these'}: leave out what it lacks"
+            )
 
 
 async def _put_skills(sandbox: Sandbox, directory: str, archive: bytes) -> None:

@@ -31,6 +31,15 @@ _ENVIRONMENT = {
 }
 
 
+_TOOLS = (
+    "activate_skill", "ask_user", "complete_task", "enter_plan_mode", "exit_plan_mode", "get_internal_docs",
+    "glob", "grep_search", "invoke_agent", "list_background_processes", "list_directory", "list_mcp_resources",
+    "read_background_output", "read_file", "read_many_files", "read_mcp_resource", "replace", "run_shell_command",
+    "tracker_add_dependency", "tracker_create_task", "tracker_get_task", "tracker_list_tasks",
+    "tracker_update_task", "tracker_visualize", "update_topic", "write_file", "write_todos",
+)  # fmt: skip
+
+
 class GeminiCli(PackagedAgent):
     """Runs Gemini CLI once per attempt and collects its session log and how it ended.
 
@@ -39,6 +48,7 @@ class GeminiCli(PackagedAgent):
 
     name: ClassVar[str] = "gemini"
     version: ClassVar[str | None] = AGENT_PACKAGES["gemini"].version
+    tool_names: ClassVar[tuple[str, ...]] = _TOOLS
     log_directories: ClassVar[tuple[str, ...]] = (".gemini/tmp",)
 
     def launch(self, sandbox: Sandbox, job: AgentJob) -> Launch:

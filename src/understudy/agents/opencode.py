@@ -18,11 +18,18 @@ _CONTEXT, _OUTPUT = 1_000_000, 32_000
 """What OpenCode is told of the model, in tokens: it compacts by the first and asks for the second."""
 
 
+_TOOLS = (
+    "apply_patch", "bash", "edit", "glob", "grep", "lsp", "question", "read", "skill", "task", "todowrite",
+    "write",
+)  # fmt: skip
+
+
 class OpenCode(PackagedAgent):
     """Runs OpenCode once per attempt and collects its events, its session and how it ended."""
 
     name: ClassVar[str] = "opencode"
     version: ClassVar[str | None] = AGENT_PACKAGES["opencode"].version
+    tool_names: ClassVar[tuple[str, ...]] = _TOOLS
     # It asks the model to stop after its `steps`, and goes on where the model does.
     limits_turns: ClassVar[bool] = False
     log_directories: ClassVar[tuple[str, ...]] = (".local/share/opencode",)

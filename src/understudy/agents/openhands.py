@@ -21,13 +21,11 @@ from understudy.agents.packaged import (
 )
 from understudy.agents.packages import AGENT_PACKAGES
 from understudy.agents.turn_log import LoggedTurn, read_turns
-from understudy.errors import ConfigError
 from understudy.ingest.formats.openhands import OpenHandsV1Format
 from understudy.sandbox.base import Completed, Sandbox
 
 _DRIVER = Path(__file__).with_name("openhands_driver.py")
 _LOGS = ".openhands/conversations"
-_TOOL_NAMES = (*TOOLS, *BUILT_IN_TOOLS)
 _ENV = {
     "ALLOW_SHORT_CONTEXT_WINDOWS": "true",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -55,11 +53,7 @@ class OpenHands(PackagedAgent):
     name: ClassVar[str] = "openhands"
     version: ClassVar[str | None] = AGENT_PACKAGES["openhands"].version
     log_directories: ClassVar[tuple[str, ...]] = (_LOGS,)
-
-    def __init__(self, tools: str = "", system_prompt: str = "") -> None:
-        super().__init__(tools, system_prompt)
-        if unknown := [name for name in self._tools if name not in _TOOL_NAMES]:
-            raise ConfigError(f"--tools: unknown tool {unknown[0]!r}; expected some of: {', '.join(_TOOL_NAMES)}")
+    tool_names: ClassVar[tuple[str, ...]] = (*TOOLS, *BUILT_IN_TOOLS)
 
     def launch(self, sandbox: Sandbox, job: AgentJob) -> Launch:
         """See PackagedAgent."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from msgspec import Struct
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentOutcome, AgentResult
 from understudy.agents.packages import AGENT_PACKAGES, AgentPackage
 from understudy.agents.runtimes import launcher_command, node_path, python_command, python_path
+from understudy.agents.tool_names import read_tool_names
 from understudy.agents.turn_log import LoggedTurn, compare_turns
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, SandboxError
@@ -66,15 +66,15 @@ class PackagedAgent(ABC):
     """Whether its log is the same if it is driven over the Agent Client Protocol."""
     tools_missing: ClassVar[str] = ""
     """Why `tools` is unsupported; "" if it is supported."""
+    tool_names: ClassVar[tuple[str, ...]] = ()
+    """The tools that the pinned version can have without network."""
 
     def __init__(self, tools: str = "", system_prompt: str = "") -> None:
         if tools and self.tools_missing:
             raise ConfigError(f"--tools: unsupported by --agent {self.name}: {self.tools_missing}; leave it out")
-        self._tools = tuple(name.strip() for name in tools.split(",")) if tools else ()
-        if any(re.fullmatch(r"[\w.-]+", name) is None for name in self._tools):
-            raise ConfigError(f"--tools: expected names separated by commas, as in read,edit, got {tools!r}")
-        self._system_prompt = system_prompt
         self.package: AgentPackage = AGENT_PACKAGES[self.name]
+        self._tools = read_tool_names(tools, self.package.title, self.tool_names)
+        self._system_prompt = system_prompt
 
     def problems(self) -> list[str]:
         """Return why it cannot run here, each reason with a remedy; empty if it can."""

@@ -34,6 +34,7 @@ class Pi(PackagedAgent):
     version: ClassVar[str | None] = AGENT_PACKAGES["pi"].version
     limits_turns: ClassVar[bool] = False
     log_directories: ClassVar[tuple[str, ...]] = (".pi/agent/sessions",)
+    tool_names: ClassVar[tuple[str, ...]] = ("bash", "edit", "find", "grep", "ls", "read", "write")
 
     def launch(self, sandbox: Sandbox, job: AgentJob) -> Launch:
         """See PackagedAgent. The instruction goes in by stdin: it may be longer than an argument may be."""

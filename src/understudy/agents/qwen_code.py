@@ -62,11 +62,19 @@ _NOT_CORE = (
 """Tools that are still offered when its option for core tools names others."""
 
 
+_CORE = (
+    "create_sub_session", "cron_create", "cron_delete", "cron_list", "edit", "glob", "grep_search",
+    "list_directory", "loop_wakeup", "lsp", "monitor", "notebook_edit", "read_file", "read_mcp_resource",
+    "run_shell_command", "save_memory", "todo_write", "write_file", "zoom_image",
+)  # fmt: skip
+
+
 class QwenCode(PackagedAgent):
     """Runs Qwen Code once per attempt and collects its events, its session log and how it ended."""
 
     name: ClassVar[str] = "qwen-code"
     version: ClassVar[str | None] = AGENT_PACKAGES["qwen-code"].version
+    tool_names: ClassVar[tuple[str, ...]] = (*_CORE, *_NOT_CORE)
     log_directories: ClassVar[tuple[str, ...]] = (".qwen/projects",)
     logs_over_acp: ClassVar[bool] = True
 

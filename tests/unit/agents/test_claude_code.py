@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob, ShellAgent
-from understudy.agents.claude_code import ClaudeCode, _events, _outcome_of, _require_started, _session_logs
+from understudy.agents.claude_code import (
+    ClaudeCode,
+    _events,
+    _outcome_of,
+    _require_started,
+    _require_tools,
+    _session_logs,
+)
 from understudy.errors import AgentError, ConfigError
 from understudy.sandbox.base import Completed, Mount, SandboxSpec
 from understudy.sandbox.unsafe import UnsafeSandboxes
@@ -107,6 +114,16 @@ def test_an_mcp_server_that_did_not_start_is_named_with_its_last_words():
     log = b'1 [DEBUG] MCP server "failed": Starting\n2 [ERROR] MCP server "failed" Connection failed: gone\n'
     with pytest.raises(AgentError, match=r'start: failed; .*says: MCP server "failed" Connection failed: gone$'):
         _require_started(_events(events.stdout), log)
+
+
+def test_tools_that_were_asked_for_and_are_not_offered_are_an_error():
+    """Claude Code ignores them: some are offered in other modes only, others were in earlier versions."""
+    asked = ("Read", "Agent", "MultiEdit")
+    events = list(_events(ended({"type": "system", "subtype": "init", "tools": ["Task", "Read", "Edit"]}).stdout))
+    with pytest.raises(AgentError, match=r"does not offer MultiEdit in this mode; it offers Agent, Edit, Read: "):
+        _require_tools(events, asked)
+    _require_tools(events, asked[:2])
+    _require_tools([], asked)
 
 
 async def test_the_shell_agent_gets_the_instruction_the_key_and_the_socket(tmp_path: Path):

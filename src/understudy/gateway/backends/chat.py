@@ -19,8 +19,8 @@ from understudy.gateway.backends.chat_response import (
     ResponseAssembly,
     StreamError,
     read_answer,
-    read_chunk,
 )
+from understudy.gateway.backends.chunks import ChunkReader
 from understudy.gateway.backends.fields import is_overflow, reported_context_length, reported_prompt_tokens
 from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient, ServerSentEvent
 from understudy.gateway.prices import Price
@@ -145,7 +145,7 @@ class ChatBackend(ABC):
             data = await self._http.send("POST", url, msgspec.json.encode(body))
             assembly.add_whole(read_answer(data, partial(self._http.decode, f"POST {url}", expected=ChatResponse)))
             return assembly
-        ended = False
+        ended, chunks = False, ChunkReader(self._http.clean)
 
         def take(events: list[ServerSentEvent]) -> bool:
             nonlocal ended
@@ -155,7 +155,7 @@ class ChatBackend(ABC):
                         ended = True
                         break
                     if event.data:
-                        assembly.add_chunk(read_chunk(event.data, self._http.clean))
+                        assembly.add_chunk(chunks.read(event.data))
             finally:
                 assembly.flush()  # events that arrived together are passed on together
             return ended

@@ -106,6 +106,11 @@ class ToolPiece(Struct, gc=False):
     id: str | None = None
     function: _FunctionPiece | None = None
 
+    @classmethod
+    def of_arguments(cls, index: int, arguments: str) -> ToolPiece:
+        """Return a piece that only adds to the arguments of a call."""
+        return cls(index=index, function=_FunctionPiece(arguments=arguments))
+
 
 class _ToolCallBuilder:
     """A tool call while its pieces arrive. Once it was opened, its id and name were sent and cannot change."""
@@ -288,7 +293,6 @@ class StreamError(BackendError):
     """A stream that failed after its first byte. Whatever the reason, the request is not sent again."""
 
 
-_CHUNK = msgspec.json.Decoder(ChatResponse)
 _PROMPT, _LONG = b',"prompt_token_ids":[', 4096
 
 
@@ -309,25 +313,6 @@ def read_answer(data: bytes, decode: Callable[[bytes], ChatResponse]) -> ChatRes
                 answer.prompt_token_ids = Raw(data[start - 1 : end + 1])
                 return answer
     return decode(data)
-
-
-def read_chunk(data: bytes, clean: Callable[[str], str]) -> ChatResponse:
-    """Decode a chunk from the data of its event. Raises StreamError, also if it contains an error."""
-    try:
-        chunk = _CHUNK.decode(data) if len(data) < _LONG else read_answer(data, _CHUNK.decode)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise StreamError(
-            f"invalid chunk in the stream: {error}; expected one of /v1/chat/completions: check that "
-            "base_url is the address of the model server"
-        ) from error
-    if chunk.error is not None:
-        error = chunk.error if isinstance(chunk.error, _ChatError) else _ChatError(chunk.error)
-        status = error.code if isinstance(error.code, int) and 400 <= error.code < 600 else None
-        raise StreamError(
-            f"the stream ended with an error: {clean(error.message)[:500]}; see the model server's log",
-            status=status,
-        )
-    return chunk
 
 
 class _DeltaJoiner:

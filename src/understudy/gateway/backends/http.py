@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Literal, TypeVar
 
 import msgspec
@@ -24,6 +25,7 @@ from understudy.gateway.backends.transport import (
     UnsendableRequest,
 )
 from understudy.util.http import ResponseTooLarge, ServerAddress
+from understudy.wire.decoding import decoded
 
 EVENT_LIMIT = 64 << 20
 """The largest single event. A first chunk with the token ids of a whole prompt is far smaller."""
@@ -331,10 +333,11 @@ class HttpClient:
     def decode(self, request: str, response: bytes, expected: type[_T]) -> _T:
         """Decode a response body as the expected type.
 
-        `request` names the request in errors. Raises BackendError.
+        Half of a surrogate pair, which UTF-8 cannot encode, becomes U+FFFD. `request` names the request in errors.
+        Raises BackendError.
         """
         try:
-            return msgspec.json.decode(response, type=expected)
+            return decoded(partial(msgspec.json.decode, type=expected), response)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise BackendError(
                 f"{request}: invalid response: {error}; check that base_url is the address of the model server",

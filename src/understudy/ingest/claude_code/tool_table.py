@@ -40,6 +40,11 @@ class _Table(Struct, frozen=True):
     versions: dict[tuple[int, ...], list[dict[str, list[int]]]]
 
 
+def tool_names() -> frozenset[str]:
+    """Return the names of all tools that any recorded version of Claude Code offers."""
+    return frozenset(_table().names)
+
+
 def claude_tools(
     version: str, called: Collection[str], *, subagent: bool = False, date: str | None = None
 ) -> RecordedTools | None:
