@@ -23,7 +23,7 @@ from understudy.checks.base import (
     output_tail,
     read_result_file,
 )
-from understudy.checks.runtime_events import APART, Watch, read_processes, with_events
+from understudy.checks.runtime_events import APART, Watch, count_programs, read_processes, with_events
 from understudy.checks.startup_files import (
     ASK_DIRECTORIES,
     StartupFiles,
@@ -80,7 +80,10 @@ async def run_script(
     if watch is None:
         return result
     solved = is_solved(result.verdict.reward)
-    result = with_events(result, read_processes(done, finished=solved), options.usual_events)
+    events = read_processes(done, finished=solved)
+    if solved:  # a script may end at the first thing that fails
+        events = (*events, count_programs(done))
+    result = with_events(result, events, options.usual_events)
     # Code that the tested program leaves there would run in the script's later Pythons, before the wall and the
     # watch.
     after = await list_startup_files(sandbox, directories) if solved else before
