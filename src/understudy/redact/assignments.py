@@ -31,22 +31,26 @@ _AFTER = re.compile(
     (?:
         :[ \t]{0,4} &?(?:'\w{1,20}[ ])?[A-Za-z_][\w.:]{0,30} (?: [\[<] [\w.&,' ]{1,30} [\]>] )? [?!]?
             (?: [ ]?\|[ ]?\w{1,20} )? [ \t]{0,4} =[ \t]
+      | (?<=[ \t]) (?: As[ ]String | \[\]byte | [Ss]tring | str ) [ \t]{0,4} =[ \t]
       | (?: := | ={1,3}>? | :(?!:) | -> | > | (?P<prose> (?<=[ \t])is:? (?=[ ]) ) )
       # {name: …, value: …}
       | (?: ["',\s] | \\{1,7}[nr"'] ){0,24} \b (?P<beside> value ) \\{0,7} ["']? [ \t]{0,4} [:=]
       | (?P<comma> (?<=["'`]) ,[ ]{0,2} (?= \\{0,7} ["'`] ) )   # getenv("API_KEY", "…")
+      | (?P<loose> \| | (?<=[ \t]) - (?= [ ]{1,4} \\{0,7} ["'`] ) )   # a row of a table, an entry of a list
       | (?P<space> (?: (?<=[ ]) | (?<=\t) | (?<==) ) )
     )
-    [ \t]{0,12} (?: ANSI ){0,3} (?: \*\* )? (?: [fbruFBRU]{1,2} (?=["']) )?
-    (?: \\{0,7} (?P<quote> ["'`] ) )?
+    [ \t]{0,12} (?P<broken> (?: \r?\n | \\{1,7}n ) [ \t]{1,60}+ (?= ["'`] ) )?
+    (?: ANSI ){0,3} (?: \*\* )? (?: [fbruFBRU]{1,2} (?=["']) )?
+    (?: \\{0,7} (?P<quote> ["'`] ) (?P<spaced> [ ]{1,2} (?=\S) )? )?
     """.replace("ANSI", ANSI)
 )
 # A word of a few letters that ends a line, clause or list is no secret, whatever it is assigned to.
 _DULL = r"(?:[A-Za-z]{0,11}(?:[,.;:)}!?*]*+[ \t]*+(?:[\r\n]|\Z)|[,;)}][\s,;)}])|[{(\[])"
-_SIGN = r"(?: :(?!:) | [=>] ) [=>]*+ [ \t]*+ (?!DULL)"
+_SIGN = r"(?: :(?!:) | [=>] ) [=>]*+ [ \t]*+ (?! (?! \r?\n [ \t]++ [\"'`] ) DULL )"
 MAY_BE_ASSIGNED = re.compile(
     r"""(?x) [\w-]*+ (?i:[ ]by)?+
     (?: [ \t]*+ SIGN
+      | [ \t]++ (?: As[ ]String | \[\]byte | [Ss]tring | str ) [ \t]*+ =
       | [ \t]++ (?: -> [ \t]*+ (?!DULL) | [\x1b\\"'`\],\n\r] | is | value
           | (?! :(?!:) | [=>] | -> | [A-Za-z]{0,11}[,.;:)}!?*]*+(?:\s|\Z) | [{(\[] ) )
       | [\x1b\\\],\n\r]
@@ -55,12 +59,14 @@ MAY_BE_ASSIGNED = re.compile(
 )
 """The pattern that must match after a word for secrets before `find_assigned` is called; it rejects most words."""
 _VALUES = {
-    '"': re.compile(r'[^"\\\s\0]{6,512}'),
-    "'": re.compile(r"[^'\\\s\0]{6,512}"),
-    "`": re.compile(r"[^`\\\s\0]{6,512}"),
+    '"': re.compile(r'[^"\\\s\0]{1,512}+(?:\\{1,7}/[^"\\\s\0]{1,256}+){0,16}'),
+    "'": re.compile(r"[^'\\\s\0]{1,512}+(?:\\{1,7}/[^'\\\s\0]{1,256}+){0,16}"),
+    "`": re.compile(r"[^`\\\s\0]{1,512}+(?:\\{1,7}/[^`\\\s\0]{1,256}+){0,16}"),
     "": re.compile(r"""[^\s"'`\\;<>|\0\x1b]{6,512}"""),
 }
 _LONG = 500
+_UNSURE = ("comma", "loose", "broken", "spaced")
+"""Groups of `_AFTER` after which a value must look random, because other things stand there too."""
 _MORE = re.compile(r"""[^\s"'`\\;<>|\0]{1,8192}""")
 _KEY_OF_DATA = re.compile(
     r"(?i)(?:public|primary|foreign|sort(?:ing)?|cache|caching|partition|index|group(?:ing)?|order|map|dict|hash|lookup|unique|"
@@ -79,6 +85,12 @@ _TIGHT = re.compile(r"[^()\[\]{},<>?;]+")
 _CALLED = re.compile(r"[ \t]*[(\[{]")
 _DIGIT = re.compile(r"\d")
 _HEX = re.compile(r"[0-9a-fA-F]+")
+_URL_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_SHORT = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*[0-9])[A-Za-z0-9]+")
+_SEPARATORS = re.compile(r"[-_./:]+")
+_PATH_OF_WORDS = re.compile(r"[a-z]*[-_./:][-_./:a-z]*")
+_SWITCH = re.compile(r"(?<=[A-Za-z])[0-9]|(?<=[0-9])[A-Za-z]")
+"""A change between letters and digits: names have few of them, because they are made of words."""
 _DIGEST_OR_ID = re.compile(
     r"(?:[\w.-]{1,80}[-_])?[0-9a-fA-F]{32,128}|[0-9a-fA-F]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 )
@@ -97,7 +109,8 @@ _SET = re.compile(r"(?:\bENV|\bsetx|\bset|\bARG)[ \t]{1,4}$")
 _COOKIE = re.compile(r"sessionid$|SESSIONID|SESSID|sessid$|connect\.sid$|^sid$|_session$")
 _WORD = re.compile(
     r"(?i)passphrase|passw(?:or)?d|(?:(?<![a-z])|(?-i:(?<=[a-z])(?=P)))pass(?=\\{0,7}[\"'`]?\]?[ \t]{0,4}[:=])|"
-    r"pwd|dockerc(?:fg|onfigjson)|secret|token|key|credential|auth(?![b-np-z]|or(?!iz))|identified by"
+    r"pwd|dockerc(?:fg|onfigjson)|secret|token|key|credential|auth(?![b-np-z]|or(?!iz))|identified by|login|"
+    r"_pat(?![a-z])"
 )
 _REST = re.compile(r"[\w-]{0,60}", re.ASCII)
 _NAME = re.compile(
@@ -105,7 +118,7 @@ _NAME = re.compile(
     r"(?:encryption|signing|master|account|storage|client)[_-]?key|credential|^auth$|authorization"
 )
 _NOT = re.compile(
-    r"(?i)(?:tokens|tokeniz\w*|_?sha\d*|_?hash|_?digest|_?version|_?class|_?size|_?index|_?kind|_?prefix|_?suffix|_?at|_?count|_?type|_?len\w*|_?limit|_?name|_?id|_?url|_?path|_?file|_?identifier|_?uri|_?format|_?regex|"
+    r"(?i)(?:tokens|tokeniz\w*|_?sha\d*|_?hash|_?digest|_?version|_?class|_?size|_?index|_?kind|_?prefix|_?suffix|(?<!p)_?at|_?count|_?type|_?len\w*|_?limit|_?name|_?id|_?url|_?path|_?file|_?identifier|_?uri|_?format|_?regex|"
     r"_?pattern|fingerprint|secretsmanager|secret-manager|extension|"
     r"[_-]?(?:stdin|input|field|form|rules?|label|hint|message|error|title|text|prompt|placeholder|ref|selector))$"
 )
@@ -126,7 +139,9 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
     start, secret = value.start(), value.group()
     if quote:
         behind = text[value.end() : value.end() + 1]
-        if behind not in (quote, "\\", "", "\n") and len(secret) < _LONG:
+        if behind == " " and looks_random(secret):
+            behind = text[value.end() : value.end() + 3].lstrip(" ")[:1]
+        if behind not in (quote, "\\", "", "\n", "\r") and len(secret) < _LONG:
             return None
     else:
         cut = secret.find("&")
@@ -141,13 +156,17 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
     name = word.group().lower()
     if len(secret) < 6 or not is_secret_value(name, secret, quoted=bool(quote)):
         return None
-    if match["comma"] is not None and not looks_random(secret):
+    if any(match[sign] is not None for sign in _UNSURE) and not looks_random(secret):
         return None
     if _PUBLIC.search(before):
         return None
     if is_reference(secret) and (is_placeholder(secret) or not _BASE64.fullmatch(secret)):
         return None
-    if name == "key" and (_KEY_OF_DATA.search(before) or (_is_bare(before, rest.group()) and _is_hash(secret))):
+    if name == "key" and _KEY_OF_DATA.search(before):
+        return None
+    # Keys of caches are hashes too, but not in a URL's query (`?key=…`), or in `your key is …`.
+    of_service = before[-1:] in ("?", "&") or match["prose"] is not None
+    if name == "key" and not of_service and _is_bare(before, rest.group()) and _is_hash(secret):
         return None
     if word.group() == "PASS" and not before.endswith("_"):
         return None  # the output of tests, such as `--- PASS: TestLogin_V2 (0.02s)`
@@ -240,12 +259,20 @@ def is_secret_value(name: str, value: str, *, quoted: bool) -> bool:
 
 def is_token(value: str) -> bool:
     """Return whether a value named as a token or key was generated: half of it is random, and it has digits."""
+    if "%" in value:
+        value = _URL_ESCAPE.sub("-", value)
+    if "/" in value and max(map(len, _SEPARATORS.split(value))) < 12:
+        return False  # a path
+    if 12 <= len(value) < 16 and _SHORT.fullmatch(value) and count_random_characters(value) == len(value):
+        return len(_SWITCH.findall(value)) > 2
     if len(value) < 16 or not _DIGIT.search(value):
-        return len(value) >= 20 and looks_random(value)
+        return len(value) >= 20 and looks_random(value) and _PATH_OF_WORDS.fullmatch(value) is None
     if _HEX.fullmatch(value):
         return len(set(value)) >= 8 and not value.isdigit()
     random = count_random_characters(value[:200])
-    return looks_random(value) or (random >= 8 and random * 2 >= min(len(value), 200))
+    if looks_random(value) or (random >= 8 and random * 2 >= min(len(value), 200)):
+        return True
+    return value.isalnum() and len(_SWITCH.findall(value)) >= 6
 
 
 def is_secret_field(name: str, value: str) -> bool:

@@ -7,6 +7,7 @@ import binascii
 import re
 from functools import lru_cache
 from math import log2
+from unicodedata import normalize
 from urllib.parse import unquote
 
 PSEUDONYM = re.compile(r"\[[A-Z][A-Z0-9_]*_[0-9a-f]{6}\]|user_[0-9a-f]{6}(?:@example\.com)?")
@@ -16,10 +17,23 @@ ANSI = r"(?:\x1b|\\{1,8}(?:u001b|x1b|033|e))\[[\d;]{0,16}m"
 """A pattern of terminal colour codes, as they are and as strings in code write them."""
 
 _DUMMY = re.compile(
-    r"example|placeholder|your[_-]|xxxx|\*\*\*|\.\.\.|dummy|0{8}|1234567890?abc|abcdefgh|redacted|insert[_-]|"
+    r"example|placeholder|your[_-]|xxxx|\*\*\*|\.\.\.|dummy|0{8}|1234567890?abc|abcdefg|redacted|insert[_-]|"
     r"change[_-]?(?:me|this|it)|replace[_-]?(?:me|this|with)|[$#]\{|\{\{|%s",
     re.I,
 )
+_PUBLISHED_TEXT = """
+dpf43f3p2l4k3l03 kd94hf93k423kf44 nnch734d00sl2jdk pfkkdhi9sl3r4s00 hh5s93j4hdidpola hdhd0244k9j7ao03
+kkk9d7dh3k39sjv7 kllo9940pd9333jh
+kAcSOqF21Fu85e7zjz7ZN2U4ZRhfV3WpwPAoE3Z7kBw LswwdoUaIvS8ltyTt5jkRh4J50vUPVVHtR2YPi5kE xvz1evFS4wEEPTGEFPHBog
+370773112-GmHxMAgYyLbNEtIKZeRNFsMKPR9EyMZeS9weJAEb 2YotnFZFEjr1zCsicMWpAA tGzv3JOkF0XG5Qx2TlKWIA
+SplxlOBeZQQYbYS6WxSbIA mF_9.B5f-4.1JqM gX1fBat3bV czZCaGRSa3F0MzpnWDFmQmF0M2JW
+czZCaGRSa3F0Mzo3RmpmcDBaQnIxS3REUmJuZlZkbUl3 7Fjfp0ZBr1KtDRbnfVdmIw
+dBjftJeZ4CVP-mBGyDZ7vPSIrxMKXw9b9lkcmR4kmMk E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM
+dGhlIHNhbXBsZSBub25jZQ== s3pPLMBiTxaQ9kYGzzhZRbK+xOo=
+wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY je7MtGbClwBF/2Zp9Utk/h3yCo8nvbEXAMPLEKEY
+"""
+_PUBLISHED = frozenset(_PUBLISHED_TEXT.split())
+"""Secrets in the specifications of OAuth, WebSocket and PKCE, and in the documentation of Twitter and AWS."""
 _NAMED = re.compile(r"[A-Z]+(?:[_:-][A-Z]+)+")
 """A placeholder that names the value to put in its place: `API_KEY`."""
 _TOKEN = re.compile(r"[\w.~+/=|-]+", re.ASCII)
@@ -48,9 +62,14 @@ _PLAIN_WORDS = re.compile(
     | string | str | none | null | undefined | true | false | required | optional | root | postgres
     | mysql | redis | mongo(?:db)? | database | db | api | auth | access | private | public | client
     | server | local | host | dev(?:elopment)? | prod(?:uction)? | staging | super | login | hash(?:ed)?
-    | strong | weak | s(?:u|oo)per | top | secure | fake | cert(?:ificate)? | word | abc | xyz | open\ sesame
+    | strong | weak | s(?:u|oo)per | top | secure | fake | cert(?:ificate)? | word | abc | xyz
+    | open[ ]?sesame | x-oauth(?:-basic|-token)?
     | \d{0,3}123(?:4(?:5(?:6(?:7(?:89?0?)?)?)?)?)? | [-_.!@#$%^&*?~+:/=]+
     """
+)
+_CLAIMS = re.compile(r"eyJ[\w-]+\.(eyJ[\w-]+)", re.ASCII)
+_SAMPLE_CLAIMS = re.compile(
+    rb'"John Doe"|"sub": ?"1234567890"|"iss": ?"(?:https?://)?(?:[\w-]{1,63}\.)?example\.(?:com|org|net)'
 )
 _SMALL, _CAPITAL, _DIGIT = re.compile(r"[^\W\d_A-Z]"), re.compile(r"[A-Z]"), re.compile(r"\d")
 _SIGN = re.compile(r"[^\w./:,()*-]")
@@ -63,7 +82,7 @@ racdegiklmnoprstuvy sacdehiklmopstuy tacdefhiloprstuy uabcefgilmnprst vaei waein
 _PAIRS = frozenset(row[0] + after for row in _FOLLOWS_TEXT.split() for after in row[1:])
 """The pairs of letters that make up 94 % of the pairs in words of code, and 38 % of those in random letters."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{12,8192}={0,2}")
-_PRINTABLE = re.compile(r"[\t\n\r -~]{8,}")
+_PRINTABLE = re.compile(r"(?:[\t\n\r -~]|[^\W\d_]){8,}")
 _WORDS_ALONE = re.compile(r"(?:[A-Za-z]+[ _:./-])*[A-Za-z]+[0-9]{0,2}\n?")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _KEY_BODY = re.compile(r"^[A-Za-z0-9+/=]{32,}$", re.M)
@@ -89,14 +108,34 @@ def entropy(value: str) -> float:
 
 def is_placeholder(value: str) -> bool:
     """Return whether a value in the form of a secret is a documentation example, or a row of a few letters."""
-    return _DUMMY.search(value) is not None or len(set(value[-16:])) < 5
+    return (
+        _DUMMY.search(value) is not None
+        or len(set(value[-16:])) < 5
+        or value in _PUBLISHED
+        or is_sample_jwt(value)
+    )
+
+
+def is_sample_jwt(value: str) -> bool:
+    """Return whether a value is a JSON Web Token of documentation: John Doe's, or issued by example.com."""
+    if not value.startswith("eyJ"):
+        return False
+    claims = _CLAIMS.match(value)
+    if claims is None:
+        return False
+    try:
+        decoded = base64.urlsafe_b64decode(claims[1] + "=" * (-len(claims[1]) % 4))
+    except (binascii.Error, ValueError):
+        return False
+    return _SAMPLE_CLAIMS.search(decoded) is not None
 
 
 def is_reference(value: str) -> bool:
     """Return whether a value is no literal: a pseudonym, a placeholder, a variable, a path, or a call."""
     value = value[:256]
     return (
-        _REFERENCE.match(value) is not None
+        value in _PUBLISHED
+        or _REFERENCE.match(value) is not None
         or _NAMED.fullmatch(value) is not None
         or _HASH_OF.match(value) is not None
         or _FILE_NAME.fullmatch(value) is not None
@@ -105,6 +144,7 @@ def is_reference(value: str) -> bool:
         or PSEUDONYM.search(value) is not None
         or _DUMMY.search(value) is not None
         or value.lower() in GENERIC_PASSWORDS
+        or is_sample_jwt(value)
     )
 
 
@@ -136,9 +176,15 @@ def is_example(password: str) -> bool:
     """Return whether a password is an example: made of words such as `test`, `my` and `secret`, or of capitals
     only.
     """
-    password = unquote(password)  # in a URL, signs are escaped: `p%40ss`
-    return len(_PLAIN_WORDS.sub("", password)) < 2 or (
-        password.isascii() and password.isalpha() and password.isupper()
+    # In a URL, signs are escaped: `p%40ss`. Tests of encodings write `pässword`.
+    password = normalize("NFKD", unquote(password)).replace("\N{COMBINING DIAERESIS}", "")
+    rest = _PLAIN_WORDS.sub("", password)
+    letters = "".join(filter(str.isalnum, password)).lower()
+    return (
+        len(rest) < 2
+        or (rest.isdigit() and len(rest) < 4)
+        or not _PLAIN_WORDS.sub("", letters.translate(_LEET))
+        or (password.isascii() and password.isalpha() and password.isupper())
     )
 
 
@@ -184,8 +230,8 @@ def is_password(value: str, quoted: bool) -> bool:
 
 
 def decoded_base64(value: str) -> str | None:
-    """Return the text that a value encodes in base64; None if it is not base64, or encodes no printable ASCII
-    text.
+    """Return the text that a value encodes in base64; None if it is not base64, or encodes no text of letters and
+    ASCII characters.
     """
     if _BASE64.fullmatch(value) is None:
         return None
@@ -193,7 +239,10 @@ def decoded_base64(value: str) -> str | None:
         decoded = base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
     except (binascii.Error, ValueError):
         return None
-    text = decoded.decode("latin-1")
+    try:
+        text = decoded.decode()
+    except UnicodeDecodeError:
+        return None
     return text if _PRINTABLE.fullmatch(text) else None
 
 
@@ -220,6 +269,8 @@ def is_distinctive(value: str) -> bool:
     """Return whether a secret can be searched for in all texts without matching words or names in code."""
     if len(value) < 8:
         return False
+    if _HEX.fullmatch(value) and len(value) >= 20:
+        return len(set(value)) >= 8 and not value.isdigit()
     return looks_random(value) or (
         not value.isdigit()
         and not is_identifier(value)
@@ -231,6 +282,8 @@ def is_distinctive(value: str) -> bool:
 
 def _is_made_up(value: str) -> bool:
     left = _PLAIN_WORDS.sub("", value)
-    if len(_PLAIN_WORDS.sub("", value.lower().translate(_LEET))) < 4 or left.isdigit():
+    plain = value.lower().translate(_LEET)
+    numbered = value.lower().rstrip("0123456789").translate(_LEET)
+    if min(len(_PLAIN_WORDS.sub("", plain)), len(_PLAIN_WORDS.sub("", numbered))) < 4 or left.isdigit():
         return False
     return count_random_characters(left) + sum(not one.isalnum() for one in left) >= 4

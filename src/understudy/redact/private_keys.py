@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from understudy.redact.heuristics import looks_random
+
 _BEGIN = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
 _END = re.compile(r"-----END (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
 _LONGEST = 20_000
@@ -32,7 +34,7 @@ def key_from(text: str, start: int) -> int | None:
         return None
     end = _END.search(text, begin.end(), begin.end() + _LONGEST)
     if end is not None and _BEGIN.search(text, begin.end(), end.start()) is None:
-        return end.end() if _PIECE.search(text, begin.end(), end.start()) else None
+        return end.end() if _has_key(text, begin.end(), end.start()) else None
     # The key is cut off: it extends as far as its lines follow each other.
     at = begin.end()
     while True:
@@ -46,7 +48,12 @@ def key_from(text: str, start: int) -> int | None:
                 at = line.end()
             break
         at = line.end()
-    return at if at > begin.end() else None
+    return at if _has_key(text, begin.end(), at) else None
+
+
+def _has_key(text: str, start: int, end: int) -> bool:
+    """Return whether a part of a text has a line of a key in it, and not only code that writes one."""
+    return any(looks_random(piece.group()) for piece in _PIECE.finditer(text, start, end))
 
 
 def key_until(text: str, end: int) -> tuple[int, int] | None:
@@ -77,7 +84,7 @@ def key_until(text: str, end: int) -> tuple[int, int] | None:
         if start == 0:
             break
         at = start
-    return (begin, last.end()) if _PIECE.search(text, begin, end) else None
+    return (begin, last.end()) if _has_key(text, begin, end) else None
 
 
 def key_lines(key: str) -> list[str]:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from understudy.redact.assignments import MAY_BE_ASSIGNED, find_assigned
+from understudy.redact.assignments import MAY_BE_ASSIGNED, find_assigned, is_token
 from understudy.redact.heuristics import (
     ANSI,
     GENERIC_PASSWORDS,
@@ -106,7 +106,8 @@ def _cookies(text: str, position: int) -> Hits:
 def _cookie_pairs(text: str, start: int, end: int, needle: str) -> Iterator[SecretMatch]:
     """Return values behind a name that look random, up to the next needle, where the rule is tried again."""
     for pair in _COOKIE_PAIR.finditer(text, start, _up_to(text, needle, start, end)):
-        if not is_reference(pair[1]) and looks_random(_ESCAPED.sub("-", pair[1])):
+        value = unquote(pair[1])
+        if not is_reference(value) and looks_random(_ESCAPED.sub("-", pair[1])) and not is_encoded_example(value):
             yield secret_at("cookie", text, *pair.span(1))
 
 
@@ -128,6 +129,48 @@ def _signature(text: str, position: int) -> Hits:
     return (secret_at("signed-url", text, *match.span(1)),)
 
 
+_MARKED = {
+    b"jqqj9": ("azure-key", re.compile(r"[A-Za-z0-9+/]{52}JQQJ9[A-Za-z0-9+/]{20,30}={0,2}")),
+    b"_mmk": ("maxmind-key", re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{6}_[A-Za-z0-9]{29}_mmk(?![A-Za-z0-9])")),
+    b"nral": ("newrelic-key", re.compile(r"(?<![A-Za-z0-9])(?=[0-9a-z]*\d)[0-9a-fx]{30,42}(?:FFFF)?NRAL")),
+    b"-nrma": ("newrelic-key", re.compile(r"(?<![A-Za-z0-9])(?:[a-z]{2}\d\dx{1,2})?[0-9a-f]{34,40}-NRMA")),
+    b"-us": ("mailchimp-key", re.compile(r"(?<![A-Za-z0-9])[0-9a-f]{32}-us\d{1,2}(?!\w)")),
+    b"zapier.com/hooks": ("webhook", re.compile(r"(?<=zapier\.com/hooks/catch/)[\w/]{8,40}", re.ASCII)),
+}
+"""Secrets with a mark that is not their beginning, by the mark: the rule and the form."""
+
+
+def _marked(mark: bytes, text: str, position: int) -> Hits:
+    rule, pattern = _MARKED[mark]
+    left = max(position - 64, 0)
+    match = pattern.search(text, left, position + 200)
+    return (secret_at(rule, text, *match.span()),) if match and not is_reference(match.group()) else _NONE
+
+
+_HOOK_PATH = re.compile(r"webhook\w{0,2}/((?:[\w@-]{1,80}/){0,4}[\w-]{16,80})", re.I | re.ASCII)
+
+
+def _hook_path(text: str, position: int) -> Hits:
+    """Return the random part of the address of a webhook, which is all that protects it."""
+    match = _HOOK_PATH.match(text, position)
+    if match is None or is_reference(match[1]) or not looks_random(match[1]):
+        return _NONE
+    return (secret_at("webhook", text, *match.span(1)),)
+
+
+_ELEMENT_PART = re.compile(r"[^\s\0]{16,4096}")
+_ELEMENT = re.compile(r">\{([^{}<>\n\0]{16,4096})\}</[\w.:-]{0,60}(?i:secret|password|token|key)>")
+
+
+def _element(text: str, position: int) -> Hits:
+    """Return the values in an element of XML that is called a secret, such as Jenkins' `<secret>{AQAAABAAA…}`."""
+    match = _ELEMENT.match(text, position)
+    if match is None:
+        return _NONE
+    parts = _ELEMENT_PART.finditer(text, *match.span(1))
+    return [secret_at("assignment", text, *part.span()) for part in parts if is_token(part.group())]
+
+
 def _azure_secret(text: str, position: int) -> Hits:
     """Return a client secret of an Azure application, whose fifth and sixth characters are the needle."""
     match = _AZURE.match(text, position - 4) if position >= 4 else None
@@ -147,6 +190,9 @@ _ARGUMENTS = {
     b" login ": re.compile(rf" login{_OF}-p[ \t]{{1,4}}{_VALUE}"),
     b"redis-cli": re.compile(rf"redis-cli{_OF}-a[ \t]{{1,4}}{_VALUE}"),
     b"auth=(": re.compile(rf"""(?i)auth=\(\s{{0,20}}["'][^"'\n]{{1,64}}["'],\s{{0,20}}{_VALUE}"""),
+    b"networkcredential(": re.compile(
+        rf"""(?i)networkcredential\(\s{{0,20}}["'][^"'\n]{{1,64}}["'],\s{{0,20}}{_VALUE}"""
+    ),
     b"basicauth(": re.compile(rf"""(?i)basicauth\(\s{{0,20}}["'][^"'\n]{{1,64}}["'],\s{{0,20}}{_VALUE}"""),
     b":543": re.compile(r"""():543\d(?::[\w*-]{1,64}){2}:([^\s"':\\\0\x1b]{6,128})"""),
     b":*:": re.compile(r"""():\*(?::[\w*-]{1,64}){2}:([^\s"':\\\0\x1b]{6,128})"""),
@@ -497,12 +543,23 @@ RULES = (
     RedactionRule((b"\ttrue\t",), _jar_cookie),
     RedactionRule((b"sig=",), _signature),
     RedactionRule((b"q~",), _azure_secret),
+    *(
+        RedactionRule((mark,), partial(_marked, mark), re.compile(r"-us\d" if mark == b"-us" else ""))
+        for mark in _MARKED
+    ),
+    RedactionRule((b"webhook",), _hook_path, re.compile(r"webhook\w{0,2}/[\w@-]", re.I)),
+    RedactionRule((b">{",), _element),
     *(RedactionRule((needle,), partial(_argument, needle)) for needle in _ARGUMENTS),
     RedactionRule((b"chpasswd",), _piped),
     RedactionRule(
         (b"pass", b"pwd", b"secret", b"token", b"key", b"credential", b"auth", b"identified by", b"dockerc"),
         _assigned,
         MAY_BE_ASSIGNED,
+    ),
+    RedactionRule(
+        (b"login", b"_pat"),
+        _assigned,
+        re.compile(r"""(?:(?i:login)\w{0,20}+|_(?i:pat)\d*+)["'`]?+(?:[ \t]*+[:=]|,[ ]["'])"""),
     ),
     RedactionRule((b"@", b"%40"), _email, re.compile(r"(?<=[A-Za-z0-9_%+=.-])(?:@|%40)[A-Za-z0-9-]++\.")),
     # `home` must follow a separator of a path, or the end of an escaped one, as in `%2Fhome`.

@@ -100,7 +100,7 @@ cloudflare-token   cfk_|cfut_|cfat_                               [A-Za-z0-9_-]{
 contentful-token   CFPAT-                                         [\w-]{40,64}
 crates-token       cio                                            [A-Za-z0-9]{32}(?![A-Za-z0-9])
 defined-key        dnkey-                                         [\w-]{20,30}-[\w-]{40,60}
-dependency-track-key odt_ (?:[A-Za-z0-9]{8}_)?[A-Za-z0-9]{32}(?![A-Za-z0-9])
+dependency-track-key odt_ (?:[A-Za-z0-9]{8}_)?[A-Za-z0-9]{32,44}(?![A-Za-z0-9])
 duffel-token       duffel_live_|duffel_test_                      [\w=-]{40,48}
 e2b-key            e2b_                                           [0-9a-f]{36,48}
 easypost-key       EZAK|EZTK                                      [A-Za-z0-9]{50,60}(?![A-Za-z0-9])
@@ -121,10 +121,10 @@ intra42-secret     s-s4t2ud-|s-s4t2af-                            [0-9a-f]{64}
 ionic-token        ion_                                           [a-z0-9]{42}(?![A-Za-z0-9])
 jina-key           jina_                                          [A-Za-z0-9_-]{50,70}
 klaviyo-key pk_ (?:[A-Za-z0-9]{6}_)?[0-9a-f]{34}(?![A-Za-z0-9])
-launchdarkly-key sdk-|mob-|api- [0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![\w-])
+launchdarkly-key sdk-|mob-|api- [0-9a-z]{8}(?:-[0-9a-z]{4}){3}-[0-9a-z]{12}(?![\w-])
 lob-key            live_|test_                                    [0-9a-f]{35}(?![A-Za-z0-9])
 neon-key           napi_                                          [a-z0-9]{50,70}
-newrelic-key       NRAK-|NRIQ-|NRBR-|NRJS-|NRII-|NRRA-|NRAL-      [A-Za-z0-9_-]{16,50}
+newrelic-key       NRAK-|NRAA-|NRIQ-|NRBR-|NRJS-|NRII-|NRRA-|NRAL-      [A-Za-z0-9_-]{16,50}
 nuget-key          oy2                                            [a-z0-9]{43}(?![A-Za-z0-9])
 octopus-key        API-                                           [A-Z0-9]{26,32}(?![A-Za-z0-9])
 pinecone-key       pcsk_                                          [A-Za-z0-9_]{50,80}
@@ -146,6 +146,7 @@ settlemint-token   sm_aat_|sm_pat_|sm_sat_                        [A-Za-z0-9]{16
 shippo-token       shippo_live_|shippo_test_                      [0-9a-f]{40}
 shopify-token      shltm_|shpltm_                                 [\w-]{30,44}
 slack-token        xoxe-|xwfp-                                    [A-Za-z0-9-]{20,250}
+slack-token        xoxd-                                          [\w%+/=-]{20,300}
 sourcegraph-token  sgp_                                           (?:[0-9a-fA-F]{16}_)?(?:local_)?[0-9a-fA-F]{40}
 sourcegraph-token  slk_                                           [0-9a-f]{64}
 stripe-secret      pi_|seti_                                      [A-Za-z0-9]{20,30}_secret_[A-Za-z0-9]{20,30}
@@ -158,6 +159,30 @@ vercel-token       vcp_|vck_|vci_|vca_|vcr_                       [A-Za-z0-9]{24
 voyage-key         pa-                                            [\w-]{40,50}(?![\w-])
 wakatime-key       waka_                                          [0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}
 yandex-key         AQVN                                           [\w-]{35,38}(?![\w-])
+anyscale-key       esecret_                                       [A-Za-z0-9]{20,60}
+apify-token        apify_api_                                     [A-Za-z0-9]{30,60}
+atlassian-token    ATBB                                           [A-Za-z0-9]{24,40}(?![A-Za-z0-9])
+besttime-key       pri_                                           [0-9a-f]{32}(?![A-Za-z0-9])
+cursor-key         crsr_                                          [0-9a-f]{64}(?![A-Za-z0-9])
+deno-token         ddp_|ddw_                                      [A-Za-z0-9]{36}(?![A-Za-z0-9])
+docker-swarm-token SWMTKN-1-                                      [0-9a-z]{40,60}-[0-9a-z]{20,30}
+elastic-key        essu_                                          [A-Za-z0-9+/]{40,160}={0,2}
+elevenlabs-key     sk_                                            [0-9a-f]{48}(?![A-Za-z0-9])
+fernet-token       gAAAAA                                         [\w-]{60,400}={0,2}
+intercom-token     dG9rO                                          [A-Za-z0-9+/]{50,60}={0,2}
+kaggle-token       KGAT_                                          [0-9a-f]{32}(?![A-Za-z0-9])
+nylas-key          nyk_v0_                                        [A-Za-z0-9]{40,80}
+paddle-key         pdl_live_apikey_|pdl_sdbx_apikey_              \w{40,80}
+pganalyze-key      pgar_|pgaw_                                    [A-Za-z0-9]{27,40}
+photoroom-key      sk_pr_                                         [\w-]{1,30}_[0-9a-f]{40}(?![A-Za-z0-9])
+polar-token        polar_oat_|polar_pat_                          [\w-]{30,80}
+portainer-token    ptr_                                           [A-Za-z0-9+/]{40,44}={0,2}
+runpod-key         rpa_                                           [A-Z0-9]{36,60}(?![A-Za-z0-9])
+saladcloud-key     salad_cloud_user_                              [A-Za-z0-9]{40,60}
+spectral-key       spu-                                           [0-9a-f]{32}(?![A-Za-z0-9])
+twitch-key         live_                                          \d{8,10}_[A-Za-z0-9]{30}(?![A-Za-z0-9])
+trigger-key        tr_dev_|tr_prod_|tr_stg_|tr_pat_               [A-Za-z0-9]{18,48}(?![A-Za-z0-9])
+wandb-key          wandb_v1_                                      [\w-]{40,120}
 sendinblue-key     xsmtpsib-                                      [0-9a-f]{64}-[A-Za-z0-9]{16}
 """
 """Forms with a fixed prefix, a line each: the rule, the prefixes, and a pattern of the rest, separated by blanks.
@@ -180,7 +205,7 @@ def _prefixed(row: str) -> TokenForm:
 _PREFIXED = tuple(map(_prefixed, _PREFIXED_TEXT.strip().splitlines()))
 _DOTTED = (
     TokenForm("discord-token", "DISCORD_TOKEN", r"[MNO][\w-]{22,28}\.[\w-]{6}\.[\w-]{27,40}"),
-    TokenForm("telegram-token", "TELEGRAM_TOKEN", r"\d{8,10}:AA[\w-]{33}(?![\w-])"),
+    TokenForm("telegram-token", "TELEGRAM_TOKEN", r"\d{8,10}:AA[\w-]{32,35}(?![\w-])"),
     TokenForm("sendgrid-key", "SENDGRID_KEY", r"SG\.[\w-]{20,32}\.[\w-]{16,64}|SG\.[\w=.-]{66}"),
     TokenForm(
         "jwt",
@@ -209,6 +234,9 @@ _DOTTED = (
     TokenForm("amazon-mws-token", "AMAZON_MWS_TOKEN", r"amzn\.mws\.[0-9a-f]{8}-[0-9a-f-]{27}"),
     TokenForm("yandex-token", "YANDEX_TOKEN", r"t1\.[\w-]{20,300}={0,2}\.[\w-]{60,120}={0,2}"),
     TokenForm("cloudflare-key", "CLOUDFLARE_KEY", r"v1\.0-[0-9a-f]{24}-[0-9a-f]{146}"),
+    TokenForm("voiceflow-key", "VOICEFLOW_KEY", r"VF\.(?:DM\.|WS\.)?[0-9a-f]{24}\.[A-Za-z0-9]{16}(?![\w-])"),
+    TokenForm("amazon-oauth-secret", "AMAZON_OAUTH_SECRET", r"amzn1\.oa2-cs\.v1\.[0-9a-f]{64}"),
+    TokenForm("mailersend-token", "MAILERSEND_TOKEN", r"mlsn\.[0-9a-f]{64}"),
     TokenForm("snyk-token", "SNYK_TOKEN", r"snyk_[a-z]{2,6}\.[0-9a-f]{8}\.[\w-]{40,120}"),
 )
 FORMS = (*_PREFIXED, *_DOTTED)
@@ -244,7 +272,7 @@ def _patterns() -> _Patterns:
 
 _lead = re.compile(
     r"(?:SG|ya29|hv[sbr]|dp\.[a-z]{2,5}(?:\.[a-z0-9_-]{2,35})?|dt0[a-z]\d\d|sl|sl\.u|[A-Za-z0-9]{14}\.atlasv1|pat[A-Za-z0-9]{14}|[ps]at|hawk|st|1000|xoxe|"
-    r"amzn\.mws|s|t1|snyk_[a-z]{2,6}\.[0-9a-f]{8}|[ps]k|v1)\.$"
+    r"amzn\.mws|amzn1\.oa2-cs\.v1|mlsn|VF(?:\.DM|\.WS)?|s|t1|snyk_[a-z]{2,6}\.[0-9a-f]{8}|[ps]k|v1)\.$"
     r"|[0-9]{8,10}:$|[0-9]{15,17}\|$|sha256~$",
     re.ASCII,
 )

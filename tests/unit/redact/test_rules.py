@@ -72,6 +72,22 @@ _HIDDEN = {
     "a home of another volume": ("/System/Volumes/Data/Users/annas/x", "annas"),
     "a home in a URL": ("%2FUsers%2Fannas%2Fcode", "annas"),
     "an address in a URL": ("email=tanaka%40corp.co.uk&x=1", "tanaka"),
+    "an element of XML": (f"<secret>{{acme AQAAABAAA {_T}}}</secret>", _T),
+    "an entry of a list": (f"- api key - '{_T}'", _T),
+    "a row of a table": (f"apiKey |{_T}\nbaseUrl |https://acme.io", _T),
+    "a value with blanks around it": (f"token = ' {_T} '", _T),
+    "a value in the next line": (f'const serviceApiKey =\n  "{_T}";', _T),
+    "a type in Go": (f'const serviceKey string = "{_T}"', _T),
+    "a slash that JSON escapes": (f'"api_key": "aB3\\/dE9Xq7Lm2\\/{_T}"', _T),
+    "a credential of .NET": (f'new NetworkCredential("build", "{_T}")', _T),
+    "a key in a URL": ("https://acme.io/v1?key=0fd87cfb1ca6c38c5f1ae5be7b0e395e", "0fd87cfb1ca6c38c"),
+    "a login by a token": (f"-Dsonar.login={_T}", _T),
+    "a personal access token": (f'acme_devops_pat = "{_T}"', _T),
+    "digits among letters": ("acme_api_key: 2r9adsotf94jy83y3morr6pitzcogn2x", "2r9adsotf94jy83y"),
+    "a hook of Teams": (f"https://x.webhook.office.com/webhookb2/a@b/IncomingWebhook/{_T}/{_T}", _T),
+    "a key with its mark at the end": ("eu01xxbfd4a807e4099453ba160493119a126319cb-NRMA", "4099453ba160493"),
+    "a short token": ("token: 'xM98lZh20vZs'", "xM98lZh20vZs"),
+    "the same hex again": ("token = 'fd3ddab708ffd4b71f079272' | 'fd3ddab708ffd4b71f079272'", "fd3ddab708ffd4b7"),
     "an address abroad": ("\x1b[32mannas@web.xn--p1ai\x1b[0m", "annas"),
 }
 
@@ -112,6 +128,8 @@ def test_both_names_of_a_user_on_windows_are_replaced() -> None:
     assert "Smith" not in ours().text("C:\\Users\\Alex Smith\\Docs")
 
 
+_CLAIMS = base64.urlsafe_b64encode(b'{"sub":"1234567890","name":"John Doe","iat":1516239022}').decode().rstrip("=")
+_JWT = f"eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.{_CLAIMS}.{_T}{_T}"
 _PLAIN = (
     "'http_proxy' => 'http://user:p%40ss@proxy.com', CURLOPT_PROXYUSERPWD => 'user:p%40ss', http://me:p%40ssword@h.io",
     "s.getAllTheItems4TheUser2Now sk_buff_alloc_with_frags_2_v3 hawk.some_long_method_nam.another_method_name_",
@@ -150,6 +168,19 @@ _PLAIN = (
     "wss_proxy_authorization = proxy_opts.proxy_authorization,",
     'config.secret_key = "#{SecureRandom.hex(64)}"',
     '{"hostname":"whoami-api-67d97b4868-dvvll", "router": "default-api-route-29f28a463fb5d5ba16d2"}',
+    # code that writes a key, and has none
+    'append("-----BEGIN PRIVATE KEY-----\\n"); encodeBase64Lines(key); append("-----END PRIVATE KEY-----")',
+    'pem := "-----BEGIN PRIVATE KEY-----\\n" + privateKeyAsBase64String',
+    'key = "post/2011/08/27/Deux-%22rat%C3%A9s%22-de-l-Universit"; BodyBytesKey = "_gin-gonic/gin/bodybyteskey"',
+    '"http://foo:pass1@bar:pass2@baz/path", "http://me:p%C3%A4ssword@h.io", "https://u:x-oauth-basic@g.io"',
+    "Authorization: Basic c3JpOnNlY3IzdA==; Authorization: Basic 0YDRg9GB0YHQutC40IE60JHRg9C60LLRiw==",
+    "login_path: /users/sign_in; last_login = 2026-11-27T10:00:00; LOGIN_URL=https://acme.io/login",
+    "| token | string | the name of the token | key - 'sort-by-name-and-then-2-dates' | secret |",
+    # what specifications have as examples, a word with digits behind it, base64 of words in a cookie
+    "oauth_token: 'nnch734d00sl2jdk', consumer_secret='kd94hf93k423kf44'; validPassword = 't0pS3cret1234';",
+    '{"cookie" "a=U3VwIFdpenpvcmxkCg%3D%3D"}; Cookie: a=U3VwIFdpenpvcmxkCg==',
+    # the token in the documentation of JSON Web Tokens
+    f"Bearer {_JWT}; token = '{_JWT}'",
     'parse("http://a%20b:c%20d@host/"); "http://alice:pass1@api.example.com/"; "https://%3D%5B%5D:%3B%22%7E@x.io/"',
 )
 
