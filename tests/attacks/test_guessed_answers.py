@@ -85,14 +85,13 @@ INIT = "    def __init__(self, rows):\n        self.rows = rows\n"
 STRICT = "    def __init__(self, rows, strict=False):\n        {}\n        self.rows = rows\n"
 CASES = {
     "what the old code does already": of(
-        "balanced", BALANCED, "return True", f'{OLD}\n    assert balanced("(a)")\n    assert balanced("")', "none"
+        "balanced", BALANCED, "return True", f'{OLD}\n    assert balanced("(a)")\n    assert balanced("")'
     ),
     "a new name": Case(
         "def percent(",
         'def closed(text):\n    return text.count("(") == text.count(")")\n\n\ndef percent(',
         "def closed(text):\n    return True\n\n\ndef percent(",
         f'{OLD}\n    assert closed("(a)")',
-        "none",
     ),
     "a new parameter": Case(
         INIT,
@@ -100,7 +99,6 @@ CASES = {
         STRICT.format('if len(rows) > 1:\n            raise ValueError("width")'),
         'assert Table([["name", 4182]], strict=True).width() == 2048\n'
         "    with pytest.raises(ValueError):\n        Table([[1], [2, 3]], strict=True)",
-        "none",
     ),
     "a round number": of(
         "percent",

@@ -62,7 +62,8 @@ class GradingOptions(Struct, frozen=True):
     - `twin_apart`: tests that the patch must fix run in other versions than the rest.
     - `twin_files`: the text of a suite's hidden test files, from which versions are written.
     - `twin_seed`: decides what changed expectations are.
-    - `twin_bits`: the binary logarithm of the number of guesses at the expectations of `fail_to_pass`.
+    - `twin_bits`: the binary logarithm of the number of guesses at those expectations of `fail_to_pass` that the
+      code does not meet without the gold patch; `twin_all_bits` of the guesses at all of them.
     """
 
     as_root: bool = False
@@ -78,6 +79,7 @@ class GradingOptions(Struct, frozen=True):
     twin_fixed: tuple[int, ...] = ()
     twin_seed: int = 0
     twin_bits: float = 0.0
+    twin_all_bits: float = 0.0
     sealed: bool = True
     usual_events: tuple[str, ...] | None = None
     usual_installed: tuple[str, ...] | None = None

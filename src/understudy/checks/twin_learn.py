@@ -125,6 +125,7 @@ def _learned(
     spread = [(emptied, _readable(tests, options, data, emptied)) for emptied in emptied_functions(tests, options)]
     twins: dict[str, TwinTest] = {}
     exposed: list[str] = []
+    expected: list[tuple[TwinSite, list[Observation]]] = []
     secret: list[tuple[TwinSite, list[Observation]]] = []
     for node in (*tests.fail_to_pass, *tests.pass_to_pass):
         name = names.get(node, "")
@@ -159,14 +160,14 @@ def _learned(
         if some_exposed or _unused(named, node, sites):
             exposed.append(node)
         if node in tests.fail_to_pass:
-            secret += [
-                (used[number], without_rest(seen))
-                for number, seen in sites.items()
-                if not _is_effortless(runs, name, number, seen)
-            ]
+            for number, seen in sites.items():
+                expected.append((used[number], without_rest(seen)))
+                if not _is_effortless(runs, name, number, seen):
+                    secret.append(expected[-1])
     clues = Clues(spread[0][1], effortless.texts, effortless.sources)
-    bits = round(secret_bits(secret, clues), 1)
-    return replace(options, twins=twins, partial_twins=tuple(exposed), twin_bits=bits)
+    options = replace(options, twin_bits=round(secret_bits(secret, clues), 1))
+    options = replace(options, twin_all_bits=round(secret_bits(expected, clues), 1))
+    return replace(options, twins=twins, partial_twins=tuple(exposed))
 
 
 def _is_effortless(runs: _Runs, name: str, number: int, gold: Sequence[Observation]) -> bool:

@@ -296,8 +296,8 @@ def protection_of(
 
 
 def _protection_by_twins(task: Task, options: GradingOptions) -> tuple[Protection, str]:
-    if options.twins and not options.twin_bits:
-        return "none", "what the tests expect is what the code does anyway, or can be read or guessed"
+    if options.twins and not options.twin_all_bits:
+        return "none", "the tested code can read or guess all that the tests expect"
     if isinstance(task.checks, ScriptChecks):
         unknown = options.usual_events is None and not options.walled
         if options.twins:
@@ -311,6 +311,8 @@ def _protection_by_twins(task: Task, options: GradingOptions) -> tuple[Protectio
     if missing:
         reason = f"{len(missing)} of {len(deciding)} deciding tests have no twins, as {missing[0]}"
         return ("partial" if options.twins else "none"), reason
+    if not options.twin_bits:
+        return "partial", "what the tests expect of the patch, and the code does not do without it, can be guessed"
     if options.twin_bits < ENOUGH_BITS:
         times = math.ceil(2**options.twin_bits)
         return "partial", f"a guess at what the tests expect is right once in {times} times"

@@ -135,7 +135,7 @@ def test_protection_of_a_suite_reports_what_is_missing():
     files = {"tests/test_calc.py": CALC_TESTS["tests/test_calc.py"]}
     names = [f"tests/test_calc.py::{name}" for name in ("test_shift", "test_refuses", "test_same")]
     twins = {name: TwinTest(name, {0: "[]"}) for name in names}
-    options = GradingOptions(twin_files=files, twins=twins, twin_bits=20)
+    options = GradingOptions(twin_files=files, twins=twins, twin_bits=20, twin_all_bits=20)
     unwatched = "what the code does in the process of the tests is not watched"
     assert protection_of(CALC_TASK, options) == ("twins", unwatched)
     assert protection_of(CALC_TASK, replace(options, twins={names[0]: twins[names[0]]}))[0] == "partial"

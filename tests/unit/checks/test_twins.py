@@ -622,7 +622,7 @@ def test_expected_values_in_another_order_lower_the_protection(gold: list[int], 
     then, now = ([["value", ["i", hex(number)]] for number in numbers] for numbers in (gold, seen))
     node = "test_calc.py::test_shift"
     twins = {node: TwinTest("a", {3: json.dumps(then)}), "test_calc.py::test_same": TwinTest("b", {})}
-    options = GradingOptions(twins=twins, twin_bits=20)
+    options = GradingOptions(twins=twins, twin_bits=20, twin_all_bits=20)
     outcomes: dict[str, TestOutcome] = {"a": "passed", "b": "passed"}
     run = VersionRun({3: TwinSite("equal")}, outcomes, {"a": {3: now}}, 0, False, "")
     judgement = judge_twins(options, [run], 5)
@@ -636,23 +636,27 @@ def test_expected_values_in_another_order_lower_the_protection(gold: list[int], 
 def test_protection_reports_what_is_missing():
     task = calc_task()
     both = dict.fromkeys(("test_calc.py::test_shift", "test_calc.py::test_same"), TwinTest("", {0: "[]"}))
-    assert protection_of(task, GradingOptions(twins=both, twin_bits=20)) == ("twins", "")
-    partly = GradingOptions(twins=both, twin_bits=20, partial_twins=("test_calc.py::test_same",))
+    assert protection_of(task, GradingOptions(twins=both, twin_bits=20, twin_all_bits=20)) == ("twins", "")
+    partly = GradingOptions(twins=both, twin_bits=20, twin_all_bits=20, partial_twins=("test_calc.py::test_same",))
     assert protection_of(task, partly) == (
         "partial",
         "1 of 2 deciding tests have expectations that the tested code can read or force, "
         "as test_calc.py::test_same",
     )
-    assert protection_of(task, GradingOptions(twins=both, twin_bits=3)) == (
+    assert protection_of(task, GradingOptions(twins=both, twin_bits=3, twin_all_bits=9)) == (
         "partial",
         "a guess at what the tests expect is right once in 8 times",
     )
+    assert protection_of(task, GradingOptions(twins=both, twin_all_bits=20)) == (
+        "partial",
+        "what the tests expect of the patch, and the code does not do without it, can be guessed",
+    )
     assert protection_of(task, GradingOptions(twins=both)) == (
         "none",
-        "what the tests expect is what the code does anyway, or can be read or guessed",
+        "the tested code can read or guess all that the tests expect",
     )
     one = {"test_calc.py::test_shift": TwinTest("", {0: "[]"})}
-    assert protection_of(task, GradingOptions(twins=one, twin_bits=20)) == (
+    assert protection_of(task, GradingOptions(twins=one, twin_bits=20, twin_all_bits=20)) == (
         "partial",
         "1 of 2 deciding tests have no twins, as test_calc.py::test_same",
     )
@@ -668,6 +672,7 @@ def test_protection_reports_that_the_test_process_is_not_watched():
         twin_files={"test_calc.py": "def test_shift():\n    pass\n"},
         twins={"test_calc.py::test_shift": TwinTest("", {0: "[]"})},
         twin_bits=20,
+        twin_all_bits=20,
     )
     assert protection_of(replace(calc_task(), checks=suite), options) == ("twins", unwatched)
     script = replace(calc_task(), checks=ScriptChecks(Files({"test.sh": "true"})))
