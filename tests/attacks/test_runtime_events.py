@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from understudy.checks import report_plugin
 from understudy.checks.base import GradingOptions
 from understudy.checks.run import run_task_version
-from understudy.checks.runtime_events import REASONS, read_events
+from understudy.checks.runtime_events import REASONS, read_watch
 from understudy.checks.twin_ids import deciding_tests
 from understudy.checks.twin_run import WrittenVersion
 from understudy.checks.twins import write_version
@@ -470,7 +470,7 @@ def test_what_could_be_written_here_does_not_say_what_a_file_compiles_to(tmp_pat
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
     assert done.returncode == 0, done.stdout
-    _, events = read_events(done.stderr.encode(), "token", finished=True)
+    events = read_watch(done.stderr.encode(), "token", finished=True).events
     assert "objects-searched" in {each.rule for each in events}
     assert "watch-ended" not in {each.rule for each in events}
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,50 @@ def test_the_unit_is_what_systemd_takes(tmp_path: Path) -> None:
     )
     done = subprocess.run([verify, "verify", path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def dockerfile() -> list[str]:
+    """The instructions of the Dockerfile."""
+    text = re.sub(r"\\\n\s*", " ", (RECIPES / "Dockerfile").read_text())
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+@pytest.mark.services
+@pytest.mark.e2e
+@pytest.mark.timeout(600)
+def test_the_image_is_built_of_the_checkout(tmp_path: Path) -> None:
+    """Its base is not here: what it copies is put where it copies it, and its pip runs in an empty environment."""
+    root = RECIPES.parents[1]
+    sent = [line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copies = [line.split()[1:] for line in dockerfile() if line.startswith("COPY")]
+    for *sources, target in copies:
+        directory = tmp_path / target.strip("/")
+        directory.mkdir(parents=True, exist_ok=True)
+        for source in sources:
+            assert source.strip("/") in sent, f".dockerignore does not send {source}"
+            if source.endswith("/"):
+                shutil.copytree(root / source, directory, dirs_exist_ok=True)
+            else:
+                shutil.copy(root / source, directory)
+    (install,) = (line.removeprefix("RUN ") for line in dockerfile() if "pip install" in line)
+    pip, _, rest = install.partition(" && ")
+    assert rest.endswith("understudy setup")
+    venv.create(tmp_path / "venv", with_pip=True)
+    locks = [root / "requirements" / name for name in ("base.txt", "node.txt")]
+    pins = [line.rstrip("\\ ") for lock in locks for line in lock.read_text().splitlines() if "==" in line]
+    (tmp_path / "constraints.txt").write_text("\n".join(pins))
+    command = pip.replace("/build", str(tmp_path / "build")).replace("${EXTRA}", "postgres")
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH",)}
+    environment |= {
+        "PATH": f"{tmp_path / 'venv' / 'bin'}:{os.environ['PATH']}",
+        "PIP_CONSTRAINT": str(tmp_path / "constraints.txt"),
+    }
+    subprocess.run(["sh", "-ec", command], env=environment, check=True, capture_output=True, cwd=tmp_path)
+    worker = [tmp_path / "venv" / "bin" / "understudy", "worker", "--help"]
+    assert "--capacity" in subprocess.run(worker, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+
+
+def test_the_images_of_the_manifests_are_those_that_the_dockerfile_makes() -> None:
+    makes = set(re.findall(r"docker build -t (\S+)", (RECIPES / "Dockerfile").read_text()))
+    named = {match for path in RECIPES.glob("*.yaml") for match in re.findall(r"image: (\S+)", path.read_text())}
+    assert named == makes

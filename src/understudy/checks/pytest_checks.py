@@ -21,7 +21,7 @@ from understudy.checks.base import (
     read_result_file,
     report_lines,
 )
-from understudy.checks.runtime_events import read_events, read_opens
+from understudy.checks.runtime_events import read_watch
 from understudy.errors import GraderError
 from understudy.sandbox.base import Mount, Sandbox
 from understudy.types import KEEPS, SOLVES, Evidence, PytestChecks, TestOutcome, Verdict
@@ -101,9 +101,8 @@ async def run_pytest(
     raw = await read_result_file(sandbox, report, _REPORT_BYTES) or b""
     outcomes, messages, end = parse_outcomes(raw)
     finished = end is not None and end == done.exit_code
-    opened = read_opens(done.stderr, token)
-    stderr, events = read_events(done.stderr, token, finished=finished)
-    log = output_tail(replace(done, stderr=stderr))
+    watched = read_watch(done.stderr, token, finished=finished)
+    log = output_tail(replace(done, stderr=watched.stderr))
     if done.exit_code in _NOT_STARTED:
         # The tested code may exit with these codes too. pytest was not started only if it cannot be imported.
         probe = await sandbox.run(["python", "-P", "-s", "-c", "import pytest"], timeout_s=60, cwd="/")
@@ -112,7 +111,9 @@ async def run_pytest(
                 f"pytest could not be started (exit code {done.exit_code}); install it in the task's "
                 f"environment:\n{log[-2000:]}"
             )
-    return PytestReport(outcomes, messages, done.exit_code, done.timed_out, log, finished, events, opened)
+    return PytestReport(
+        outcomes, messages, done.exit_code, done.timed_out, log, finished, watched.events, watched.opens
+    )
 
 
 def parse_outcomes(raw: bytes) -> tuple[dict[str, TestOutcome], dict[str, str], int | None]:

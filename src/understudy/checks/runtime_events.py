@@ -56,33 +56,35 @@ _FORGED = frozenset(("report-written", "runner-replaced", "reward-written"))
 """Rules that honest code never breaks, whatever the gold patch does."""
 
 
-def read_events(stderr: bytes, token: str, *, finished: bool) -> tuple[bytes, tuple[Evidence, ...]]:
-    """Return the output without the watch's lines, and the events in these lines.
+class WatchReport(Struct, frozen=True):
+    """What the watch wrote about a process: `events`, and how often it opened each hidden file (`opens`).
 
-    A watched process proves that it came to its end. If it `finished` without this proof, that is an event too.
+    `stderr` is the output without the watch's lines. Without the process's proof that it came to its end, `opens`
+    is empty.
     """
-    lines = _lines(stderr, token)
+
+    stderr: bytes
+    events: tuple[Evidence, ...]
+    opens: dict[str, int]
+
+
+def read_watch(stderr: bytes, token: str, *, finished: bool) -> WatchReport:
+    """Return what the watch wrote between the lines of an output.
+
+    If a watched process `finished` without its proof that it came to its end, that is an event too.
+    """
+    line = re.compile(rb"\n?(?P<process>" + re.escape(token.encode()) + rb")" + _FIELDS + rb"\n")
+    lines = list(line.finditer(stderr))
+    proven = list(_proven(lines))
     events = [event for each in lines for event in _event(each)]
-    if finished and lines and not _proven(lines):
+    if finished and lines and not proven:
         events.append(Evidence("watch-ended", text=REASONS["watch-ended"]))
-    return _line_of(token).sub(b"", stderr), tuple(events)
-
-
-def _line_of(token: str) -> re.Pattern[bytes]:
-    return re.compile(rb"\n?(?P<process>" + re.escape(token.encode()) + rb")" + _FIELDS + rb"\n")
-
-
-def _lines(stderr: bytes, token: str) -> list[re.Match[bytes]]:
-    return list(_line_of(token).finditer(stderr))
-
-
-def read_opens(stderr: bytes, token: str) -> dict[str, int]:
-    """Return how often the watched process opened each hidden file, as the watch saw it.
-
-    Empty without its proof that it came to its end.
-    """
-    proven = [each for each in _proven(_lines(stderr, token)) if each["rule"] == b"opened"]
-    return {each["path"].decode("unicode_escape", "replace"): int(each["line"]) for each in proven}
+    opens = {
+        each["path"].decode("unicode_escape", "replace"): int(each["line"])
+        for each in proven
+        if each["rule"] == b"opened"
+    }
+    return WatchReport(line.sub(b"", stderr), tuple(events), opens)
 
 
 def opened_unseen(opens: Mapping[str, int], watched: Mapping[str, int]) -> tuple[Evidence, ...]:
