@@ -62,6 +62,13 @@ class RolloutNote(Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
 
 
+class _CheckedRollout(Struct, frozen=True):
+    """A rollout whose files are there, as it was then; and how it was graded, if that was read for its files."""
+
+    updated_at: float
+    outcome: reports.GradingOutcome | None = None
+
+
 class RolloutFiles:
     """The files of a run's rollouts in its output directory.
 
@@ -78,6 +85,8 @@ class RolloutFiles:
         self._one_at_a_time = asyncio.Lock()
         self._datasets: dict[str, DatasetState] = {}
         self._crashed: set[str] = set()
+        self._checked: dict[str, _CheckedRollout] = {}
+        """By id, rollouts that need not be read again: from a distant database, that takes several round trips."""
         self._failures: dict[str, str] = {}
         self._save: Callable[[Iterable[dict[str, Any]], Path], None] | None = None
 
@@ -90,8 +99,9 @@ class RolloutFiles:
         """Write missing files of rollouts that have ended. Raises StoreError."""
         async with self._one_at_a_time:
             await asyncio.to_thread(self._remove_leftovers)
-            for rollout in self._store.runs.rollouts(self._config.run_id):
-                await asyncio.to_thread(self._write_rollout, rollout, rewrite=self._rewrite)
+            for rollout in await asyncio.to_thread(self._store.runs.rollouts, self._config.run_id):
+                if self._rewrite or self._check_of(rollout) is None:
+                    await asyncio.to_thread(self._write_rollout, rollout, rewrite=self._rewrite)
             self._rewrite = False
 
     async def finish(self) -> None:
@@ -129,6 +139,11 @@ class RolloutFiles:
             self._failures["half written"] = str(error)
             _log.warning("incomplete files of an earlier start cannot be removed: %s", error)
 
+    def _check_of(self, rollout: Rollout) -> _CheckedRollout | None:
+        """Return what is remembered of a rollout, if it has not changed since."""
+        checked = self._checked.get(rollout.id)
+        return checked if checked is not None and checked.updated_at == rollout.updated_at else None
+
     def _write_rollout(self, rollout: Rollout, *, rewrite: bool) -> None:
         """Write the files of an ended rollout if they are missing, or in any case with `rewrite`."""
         if rollout.status not in ("succeeded", "failed"):
@@ -137,12 +152,17 @@ class RolloutFiles:
             label = self._label(rollout)
             graded = self._store.outcomes.decision(rollout.id)
             attempt = graded.attempt if graded else self._store.runs.attempts(rollout.id)[-1]
+            outcome = None
             if rewrite or not self._is_complete(label, attempt.id):
                 task = self._store.runs.task(rollout.run_id, rollout.task_id)
-                note = (
-                    self._write_graded(label, task, graded) if graded else self._write_failed(label, task, rollout)
-                )
+                if graded:
+                    patch = self._store.runs.patch(attempt.id)
+                    outcome = _outcome(graded, patch)
+                    note = self._write_graded(label, task, graded, patch)
+                else:
+                    note = self._write_failed(label, task, rollout)
                 self._remember(note)
+            self._checked[rollout.id] = _CheckedRollout(rollout.updated_at, outcome)
             self._failures.pop(rollout.id, None)
             _log.debug("the files of rollout %s are written", rollout.id)
         except StoreError:
@@ -187,12 +207,11 @@ class RolloutFiles:
         self._remember(note)
         return all(path.exists() for path in required)
 
-    def _write_graded(self, label: str, task: Task, graded: GradedRollout) -> RolloutNote:
+    def _write_graded(self, label: str, task: Task, graded: GradedRollout, patch: bytes | None) -> RolloutNote:
         attempt, verdict = graded.attempt, graded.verdict
         nodes = build(self._store.calls.of_attempt(attempt.id)).nodes
         dataset = self._write_dataset(label, task, graded, nodes)
         self._write_stream(label, graded, nodes, keep=dataset not in _NO_STREAM)
-        patch = self._store.runs.patch(attempt.id)
         reports.write_report(self._report(label), task, patch, verdict, took_s=attempt.timings.get("grade_s", 0.0))
         note = _note(graded.rollout, attempt, verdict.reward, verdict.reason, dataset, attempt.error)
         ours = {"patch.diff": patch or b"", "test_output.txt": verdict.log.encode(errors="replace")}
@@ -263,10 +282,11 @@ class RolloutFiles:
             for rollout in self._store.runs.rollouts(self._config.run_id):
                 label = self._label(rollout)
                 labels.append(label)
-                if graded := self._store.outcomes.decision(rollout.id):
-                    empty = not self._store.runs.patch(graded.attempt.id)
-                    judged = reports.outcome_of(graded.verdict)
-                    outcomes[label] = reports.GradingOutcome("empty", judged.reason) if empty else judged
+                checked = self._check_of(rollout)
+                if checked is not None and checked.outcome is not None:
+                    outcomes[label] = checked.outcome
+                elif graded := self._store.outcomes.decision(rollout.id):
+                    outcomes[label] = _outcome(graded, self._store.runs.patch(graded.attempt.id))
                 elif rollout.status == "failed" and rollout.error:
                     outcomes[label] = reports.failed_outcome(rollout.error.boundary, rollout.error.message)
             reports.write_summary(self._directory, self._config.run_id, self._model, outcomes, labels)
@@ -299,6 +319,12 @@ class RolloutFiles:
 
     def _report(self, label: str) -> Path:
         return reports.instance_dir(self._directory, self._config.run_id, self._model, label)
+
+
+def _outcome(graded: GradedRollout, patch: bytes | None) -> reports.GradingOutcome:
+    """Return how a rollout counts in the summary."""
+    judged = reports.outcome_of(graded.verdict)
+    return judged if patch else reports.GradingOutcome("empty", judged.reason)
 
 
 def _note(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 
 from understudy.gateway.config import GatewayConfig, ModelConfig, ModelsConfig
 from understudy.run.config import RunConfig
@@ -179,6 +180,30 @@ async def test_without_the_package_pyarrow_the_run_says_so_and_writes_them_later
         await outputs.finish()
         assert outputs.notes() == ()
         assert (out / "dataset-calc-0").is_dir()
+
+
+async def test_a_rollout_whose_files_are_there_is_not_read_again_until_it_changes(tmp_path: Path):
+    run, out = config(samples=3), tmp_path / "out"
+    queries: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        queries.append(statement)
+
+    with Store.open(out) as store:
+        rollout = begun(store, run)
+        graded(store, rollout)
+        outputs = RolloutFiles(store, run, out)
+        await outputs.catch_up()
+        sqlalchemy.event.listen(sqlalchemy.Engine, "before_cursor_execute", note)
+        try:
+            await outputs.catch_up()
+            assert len(queries) == 1  # which rollouts there are
+            await outputs.finish()
+            assert len(queries) == 3  # the same, and once more for the summary
+        finally:
+            sqlalchemy.event.remove(sqlalchemy.Engine, "before_cursor_execute", note)
+        summary = json.loads((out / f"big.{run.run_id}.json").read_text())
+        assert summary["resolved_ids"] == ["calc-0.0"]
 
 
 async def test_a_rollout_that_failed_and_then_ended_well(tmp_path: Path):
