@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import shutil
 import socket
 import ssl
@@ -629,3 +630,31 @@ def test_decompression_yields_pieces_of_limited_size() -> None:
     sizes = [len(piece) for piece in inflater.feed(zlib.compress(bytes(10 << 20), 9))]
     assert sum(sizes) == 10 << 20 and max(sizes) <= transport.INFLATED_PIECE
     assert inflater.complete
+
+
+def probe_due_s(port: int) -> float | None:
+    """In how many seconds the kernel probes this process's connection to a port, if it waits for that."""
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    ((timer, _, due),) = (
+        row[5].partition(":") for row in rows if row[2].endswith(f":{port:04X}") and row[3] == "01"
+    )
+    return int(due, 16) / os.sysconf("SC_CLK_TCK") if timer == "02" else None
+
+
+@LOOPS
+def test_a_machine_that_vanished_is_noticed_long_before_the_time_limit(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def wait() -> None:
+        async with serving([]) as (server, pool):
+            asking = asyncio.create_task(ask(server, pool))
+            await server.asked.wait()
+            port = int(server.url.rpartition(":")[2])
+            while (due_s := probe_due_s(port)) is None:  # noqa: ASYNC110 - until the request is acknowledged
+                await asyncio.sleep(0.01)
+            assert due_s <= transport.VANISHED_S
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(wait())

@@ -34,6 +34,10 @@ ATTEMPT_DELAY_S = 0.25
 """How many seconds one address is tried alone before the next one is tried in parallel (RFC 8305)."""
 HEAD_LIMIT = 64 << 10
 """The most bytes that may come without a byte of a body: the head of a response, or what is between chunks."""
+VANISHED_S = 60
+"""After how many seconds without a sign of life from its kernel a server's machine is given up. A server that is
+busy is not: its kernel answers.
+"""
 UPLOAD_PIECE = 1 << 20
 """Larger request bodies are sent in pieces of this size, so that the event loop can serve other requests
 meanwhile.
@@ -45,6 +49,14 @@ Take = Callable[[bytes], object]
 """Receives a piece of a decompressed body. Raising an error or returning True ends the response."""
 
 _HEAD, _BODY, _DONE = range(3)
+_DETECT_VANISHED = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, VANISHED_S // 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, VANISHED_S // 6),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * VANISHED_S),
+)
+"""Socket options. Probes answer for connections that wait, the last option for those with unacknowledged data."""
 _NOT_IN_PATHS = re.compile(r"[^\x21-\x7e]")
 _NOT_IN_HEADERS = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 _DEFAULTS = {"accept": "*/*", "accept-encoding": "gzip, deflate", "user-agent": "understudy"}
@@ -218,9 +230,10 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        # detects a server that vanished, for example behind a NAT that forgot the connection
+        # otherwise a request to a machine that vanished without a word would wait until its time limit, an hour
         with suppress(OSError):
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for level, option, value in _DETECT_VANISHED:
+                transport.get_extra_info("socket").setsockopt(level, option, value)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
