@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -18,12 +19,14 @@ from hypothesis import strategies as st
 from understudy.errors import ConfigError, StoreError
 from understudy.store import Store
 from understudy.store.address import StoreUrl, parse_location
+from understudy.store.database import WriteContext
 from understudy.store.postgresql import escape_text, unescape_text
+from understudy.store.runs import Lease
 from understudy.store.schema import HEAD, metadata
 from understudy.types import Call
 
 from support.postgresql import PASSWORD, LosingProxy, PostgresqlServer
-from support.store import make_call, prepare, running
+from support.store import make_call, prepare, running, writes_held
 
 services = pytest.mark.services
 
@@ -246,3 +249,68 @@ def test_a_group_whose_commit_nobody_saw_is_not_written_twice(
             store.runs.mark_running(attempt.id).result(60)
             with pytest.raises(StoreError, match="is running and cannot become preparing"):
                 store.runs.start_attempt("run-0").result(60)
+
+
+@services
+def test_who_stores_the_same_as_a_writer_that_vanished_in_a_transaction_waits_and_fails_not(
+    postgresql_store: StoreUrl,
+) -> None:
+    stored, waits, is_over = threading.Event(), threading.Event(), threading.Event()
+
+    def vanish(context: WriteContext) -> bool:
+        stored.set()
+        assert waits.wait(60)
+        context.connection.exec_driver_sql("SELECT 1")  # the other one began to wait before
+        return is_over.wait(90)
+
+    with Store.open(postgresql_store) as vanishing, Store.open(postgresql_store) as other:
+        prepare(vanishing, 2)
+        calls = [
+            make_call(running(vanishing, f"run-{n}").id, request=b'{"messages": ["the same"]}') for n in range(2)
+        ]
+        with writes_held(vanishing):
+            first = vanishing.calls.append(calls[0])
+            vanishing._database.writer.submit(vanish)  # pyright: ignore[reportPrivateUsage]
+        assert stored.wait(60)
+        second = other.calls.append(calls[1])
+        with psycopg.connect(postgresql_store.secret_url, autocommit=True) as database:
+            while not database.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone():
+                time.sleep(0.05)
+        time.sleep(1.0)
+        waits.set()
+        second.result(80)
+        is_over.set()
+        first.result(60)
+        for call in calls:
+            assert list(other.calls.of_attempt(call.attempt_id)) == [call]
+
+
+@services
+def test_after_an_outage_for_all_nobody_loses_what_it_holds(
+    postgresql_server: PostgresqlServer, postgresql_store: StoreUrl
+) -> None:
+    lease = Lease("a", 4.0)
+    with (
+        LosingProxy(postgresql_server) as one,
+        LosingProxy(postgresql_server) as two,
+        Store.open(one.url(postgresql_store)) as holder,
+        Store.open(two.url(postgresql_store)) as other,
+    ):
+        prepare(holder)
+        holder.leases.open_to_workers("run", "1.0").result()
+        (claimed,) = holder.leases.claim(lease, ["run"], 1).result()
+        assert other.leases.requeue_expired(lease.seconds).result() == 0
+        for proxy in (one, two):
+            proxy.freeze()
+        asked = other.leases.requeue_expired(lease.seconds)
+        time.sleep(lease.seconds + 1.0)
+        two.thaw()
+        assert asked.result(60) == 0
+        one.thaw()
+        assert holder.leases.renew(lease, [claimed.attempt.id]).result(60) == {claimed.attempt.id}
+        # But who does not come back loses it.
+        end = time.monotonic() + 60
+        while other.leases.requeue_expired(lease.seconds).result() == 0:
+            assert time.monotonic() < end
+            time.sleep(0.5)
+        assert holder.leases.renew(lease, [claimed.attempt.id]).result(60) == frozenset()

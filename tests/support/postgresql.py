@@ -19,9 +19,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from understudy.store import Store
 from understudy.store.address import StoreUrl
+
+from support.hosts import Host
 
 PASSWORD = "not-a-secret-5f1c"
 _PORT = 5432
@@ -54,10 +57,14 @@ def _owner() -> pwd.struct_passwd | None:
 
 @dataclass
 class PostgresqlServer:
-    """A cluster and the server on it. Its one user is `postgres`, who needs `PASSWORD`, also over the socket."""
+    """A cluster and the server on it. Its one user is `postgres`, who needs `PASSWORD`, also over the socket.
+
+    With a `host` it runs there, and other hosts reach it at `remote`; tests themselves use the socket.
+    """
 
     directory: Path
     is_durable: bool = False
+    host: Host | None = None
     _process: subprocess.Popen[bytes] | None = None
     _has_template: bool = False
 
@@ -88,11 +95,14 @@ class PostgresqlServer:
             timeout=120,
             **self._as_user,
         )
+        if self.host is not None:
+            with (self.directory / "data" / "pg_hba.conf").open("a") as access:
+                access.write("host all all samenet scram-sha-256\n")
 
     def start(self) -> None:
         """Start the server, and wait until it answers."""
         settings = {
-            "listen_addresses": "",
+            "listen_addresses": "" if self.host is None else self.host.address,
             "unix_socket_directories": str(self.directory),
             "shared_buffers": "32MB",
             "max_connections": "60",
@@ -101,12 +111,16 @@ class PostgresqlServer:
         }
         options = [text for name, value in settings.items() for text in ("-c", f"{name}={value}")]
         command = [str(programs()) + "/postgres", "-D", str(self.directory / "data"), *options]
+        owner = self._as_user
+        if self.host is not None:
+            as_owner = ["setpriv", f"--reuid={owner['user']}", f"--regid={owner['group']}", "--clear-groups"]
+            command, owner = [*self.host.enter, *as_owner, *command], {}  # only root may enter
         end = time.monotonic() + _START_S
         while True:
             # After a kill it ends at once until its former processes have left the memory that they share.
             if self._process is None or self._process.poll() is not None:
                 with (self.directory / "log").open("ab") as log:
-                    self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **self._as_user)
+                    self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **owner)
             try:
                 self.execute("SELECT 1")
                 return
@@ -134,6 +148,12 @@ class PostgresqlServer:
         secret = "" if password is None else f":{password}"
         return f"postgresql://postgres{secret}@/{database}?host={self.directory}&port={_PORT}"
 
+    def remote(self, url: StoreUrl) -> StoreUrl:
+        """The URL of a database, for other hosts."""
+        assert self.host is not None
+        name = urlsplit(url.secret_url).path
+        return StoreUrl(f"postgresql://postgres:{PASSWORD}@{self.host.address}:{_PORT}{name}")
+
     def new_database(self, template: str = "template0") -> StoreUrl:
         """An empty database, or the copy of another one."""
         name = f"store_{uuid.uuid4().hex[:12]}"
@@ -150,11 +170,11 @@ class PostgresqlServer:
 
 
 @contextlib.contextmanager
-def running_server(*, is_durable: bool = False) -> Generator[PostgresqlServer]:
+def running_server(*, is_durable: bool = False, host: Host | None = None) -> Generator[PostgresqlServer]:
     """A server in a directory of its own, gone afterwards."""
     # Short: a socket's path has 107 characters.
     directory = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
-    server = PostgresqlServer(directory, is_durable)
+    server = PostgresqlServer(directory, is_durable, host)
     try:
         server.create()
         server.start()

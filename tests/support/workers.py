@@ -16,6 +16,7 @@ from understudy.store.address import StoreLocation, StoreUrl
 from understudy.tasks.records import dump
 
 from support import CLIENT, UNDERSTUDY, calc_task, understudy
+from support.hosts import Host
 
 LEASE_S = 3.0
 
@@ -25,10 +26,10 @@ def text_of(location: StoreLocation) -> str:
 
 
 @contextmanager
-def worker(location: StoreLocation, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def worker(location: StoreLocation, *arguments: str, host: Host | None = None) -> Iterator[subprocess.Popen[str]]:
     """A worker in a process of its own, which is killed afterwards with all below it."""
     arguments = ("worker", "--store", text_of(location), "-j", "2", "--lease", f"{LEASE_S}", *arguments)
-    with started(UNDERSTUDY, *arguments) as process:
+    with started(*([] if host is None else host.enter), UNDERSTUDY, *arguments) as process:
         yield process
 
 
@@ -52,7 +53,12 @@ def started(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def options(
-    tmp_path: Path, location: StoreLocation, *arguments: str, samples: int = 3, command: str = ""
+    tmp_path: Path,
+    location: StoreLocation,
+    *arguments: str,
+    samples: int = 3,
+    command: str = "",
+    model: tuple[str, ...] = ("embedded", "--policy", "idle"),
 ) -> list[str]:
     """The arguments of a run that a small program of ours executes, or another command."""
     tasks, client = tmp_path / "tasks.jsonl", tmp_path / "client.py"
@@ -61,7 +67,7 @@ def options(
     client.write_text(CLIENT + "\nimport time; time.sleep(0.4)\n")
     command = command or f"python3 {client} 3 {tmp_path / 'seen'}"
     return [
-        *("run", "embedded", "--policy", "idle", "--tasks", f"{tasks}", "-n", f"{samples}"),
+        *("run", *model, "--tasks", f"{tasks}", "-n", f"{samples}"),
         *("-o", f"{tmp_path / 'out'}", "--agent", "shell", "--agent-command", command),
         *("--sandbox", "unsafe-local", "--store", text_of(location), "--json", *arguments),
     ]

@@ -44,6 +44,10 @@ _SILENT_S = 30.0
 """A process that executes a run alone counts as alive for this long after it was last seen, whatever its lease."""
 
 
+_OUT_OF_TOUCH_S = 3.0
+"""A process that could not ask for expired leases for a third of a lease, and at least this long, was cut off."""
+
+
 class ClaimedRollout(Struct, frozen=True):
     """A rollout with the attempt that a worker may now make, and the number of its earlier failed attempts."""
 
@@ -110,6 +114,8 @@ class LeaseRepository(Repository):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._announced: dict[str, tuple[str, int, Mapping[str, str]]] = {}
+        self._in_touch_at: float | None = None
+        self._spares_until = 0.0
 
     @queued
     def open_to_workers(self, context: WriteContext, run_id: str, release: str) -> None:
@@ -324,8 +330,9 @@ class LeaseRepository(Repository):
         """Take away expired leases and requeue their rollouts. Returns how many.
 
         None is taken during the first `grace_s` seconds after the database server started, because workers could
-        not renew them while it was down. Attempts that are being written to at this moment are skipped until the
-        next time.
+        not renew them while it was down; nor during as many seconds after this process could not reach the server
+        for a while, because what cut it off may have cut off all workers. For that, call this regularly. Attempts
+        that are being written to at this moment are skipped until the next time.
         """
         settled = store_clock() - server_started() > literal(grace_s)
         query = (
@@ -336,6 +343,8 @@ class LeaseRepository(Repository):
             .with_for_update(skip_locked=True)
         )
         expired = context.connection.execute(query).all()
+        if self._spares_others(grace_s):
+            return 0
         expired_workers = workers.c.lease_until < store_clock() - FORGET_WORKER_S
         context.connection.execute(delete(workers).where(expired_workers, settled))
         for attempt_id, rollout_id, worker in expired:
@@ -350,6 +359,14 @@ class LeaseRepository(Repository):
         if expired:
             context.session.notify()
         return len(expired)
+
+    def _spares_others(self, grace_s: float) -> bool:
+        """Return whether leases of others are left alone, now that the server has answered."""
+        now, before = time.monotonic(), self._in_touch_at
+        self._in_touch_at = now
+        if before is not None and now - before > max(grace_s / 3, _OUT_OF_TOUCH_S):
+            self._spares_until = now + grace_s
+        return now < self._spares_until
 
 
 def executed_elsewhere(run_id: str, who: Sequence[str]) -> str:

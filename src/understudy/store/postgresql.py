@@ -47,13 +47,19 @@ CHANNEL = "understudy"
 """The LISTEN/NOTIFY channel. A notification means that there are rollouts to claim."""
 
 _SETTINGS = (
-    # A client that vanished must not keep its locks for long.
+    # A client that vanished must not keep its locks for long, nor its connection: probes end one that is silent,
+    # the last setting one that does not acknowledge what the server sent.
     "idle_in_transaction_session_timeout = '30s'",
     "tcp_keepalives_idle = 10",
     "tcp_keepalives_interval = 5",
     "tcp_keepalives_count = 3",
+    "tcp_user_timeout = '30s'",
     "timezone = 'UTC'",
 )
+_LIMIT_PAUSES = "SET idle_in_transaction_session_timeout = '15s'"
+"""Limits a writer's pauses within a transaction to less than LOCK_S and a lease: when one is cut off, others
+that store the same contents wait for that.
+"""
 _UNIQUE_TEXT_KEY = "understudy store"
 
 _SMALL_TABLE = 1 << 20
@@ -141,6 +147,8 @@ class PostgresqlSession(WriterSession):
         self._cursor = self._raw.cursor(binary=True)
         self._writer = writer
         self._recent_group = -1
+        if not alone:
+            self._raw.execute(_LIMIT_PAUSES)
         self._raw.execute(_FORGET_WRITER, (writer,))
         self._raw.execute(_NOTE_WRITER, (writer,))
 
