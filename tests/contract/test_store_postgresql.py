@@ -20,7 +20,7 @@ from understudy.errors import ConfigError, StoreError
 from understudy.store import Store
 from understudy.store.address import StoreUrl, parse_location
 from understudy.store.database import WriteContext
-from understudy.store.postgresql import escape_text, unescape_text
+from understudy.store.escaping import escape_text, unescape_text
 from understudy.store.runs import Lease
 from understudy.store.schema import HEAD, metadata
 from understudy.types import Call
