@@ -19,11 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from understudy.store import Store
 from understudy.store.address import StoreUrl
 
 from support import UNDERSTUDY, postgresql, require
-from support.workers import LEASE_S, check, options, started, worker
+from support.workers import LEASE_S, assert_no_late_writes, check, options, started, worker
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(3600)]
 
@@ -129,14 +128,3 @@ def test_random_faults_lose_no_answered_call_and_count_no_rollout_twice(tmp_path
         ends = check(tmp_path, url, summary["rollouts"])
         assert_no_late_writes(url)
         sys.stderr.write(f"seed {SEED}: {dict(made)}; attempts: {dict(ends)}\n")
-
-
-def assert_no_late_writes(url: StoreUrl) -> None:
-    """What was taken from a worker has no verdict and no patch, and no call that ended later."""
-    with Store.open(url) as store:
-        for rollout in store.runs.rollouts():
-            for attempt in store.runs.attempts(rollout.id):
-                if attempt.status == "unresponsive":
-                    assert attempt.ended_at is not None
-                    assert (store.runs.verdict(attempt.id), store.runs.patch(attempt.id)) == (None, None)
-                    assert all(call.ended_at <= attempt.ended_at for call in store.calls.of_attempt(attempt.id))

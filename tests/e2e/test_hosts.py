@@ -1,11 +1,17 @@
-"""Runs on eight hosts, between which packets are late, lost and cut off: each rollout ends once."""
+"""Runs on eight hosts, between which packets are late, lost and cut off: each rollout ends once.
+
+The hosts are namespaces (`support.hosts`); PostgreSQL, workers and the real CLI are what they are.
+UNDERSTUDY_TEST_ROLLOUTS says how many rollouts there are, a tenth of them by the real CLI; UNDERSTUDY_TEST_SEED
+decides what is lost and cut.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -16,13 +22,15 @@ from understudy.tasks.records import dump
 
 from support import UNDERSTUDY, calc_task, hosts, postgresql, require
 from support.hosts import Host, HostNetwork, RandomCuts
-from support.workers import check, options, started, worker
+from support.postgresql import PostgresqlServer
+from support.workers import assert_no_late_writes, check, options, started, worker
 
 pytestmark = [pytest.mark.services, pytest.mark.e2e, pytest.mark.timeout(3600)]
 
 ROLLOUTS = int(os.environ.get("UNDERSTUDY_TEST_ROLLOUTS", "200"))
 SEED = int(os.environ.get("UNDERSTUDY_TEST_SEED", "17"))
 WORKERS = ("one", "two", "three", "four", "five")
+TASKS = 4
 LEASE_S = 8.0
 CUTS_S = {"database": 4.0, "model": 4.0, "run": 8.0, **dict.fromkeys(WORKERS, LEASE_S + 4.0)}
 """For how many seconds each host may be cut off at most: workers lose their leases, or do not."""
@@ -42,45 +50,83 @@ def model_server(host: Host, policy: str, port: int, tmp_path: Path) -> Iterator
         yield "--config", f"{config}"
 
 
-@pytest.fixture
-def network() -> Iterator[HostNetwork]:
-    """Eight hosts."""
-    require([*hosts.problems(), *postgresql.problems()])
-    with hosts.running_network("database", "model", "run", *WORKERS, seed=SEED) as network:
-        yield network
+class Site:
+    """Eight hosts with a database and models on two of them, and what runs there."""
 
+    def __init__(self, network: HostNetwork, server: PostgresqlServer, tmp_path: Path, stack: ExitStack) -> None:
+        self.network = network
+        self.stack = stack
+        self.url = server.new_store()
+        """The store, for the test itself, whose connection is not cut."""
+        self.store = server.remote(self.url)
+        self._tmp_path = tmp_path
+        dump([calc_task(number) for number in range(TASKS)], tmp_path / "tasks.jsonl")
+        self._idle = stack.enter_context(model_server(network["model"], "idle", 8000, tmp_path))
+        self._oracle = stack.enter_context(model_server(network["model"], "oracle", 8001, tmp_path))
 
-@pytest.mark.usefixtures("claude_code", "isolation")
-def test_every_rollout_ends_once_on_a_network_that_loses_and_is_cut(
-    tmp_path: Path, network: HostNetwork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, "key-of-the-scripted-model")
-    tasks = [calc_task(number) for number in range(4)]
-    dump(tasks, tmp_path / "tasks.jsonl")
-    by_cli, by_shell = ROLLOUTS // 40, ROLLOUTS // 4 - ROLLOUTS // 40  # of each task
-    with postgresql.running_server(host=network["database"]) as server, ExitStack() as stack:
-        url = server.new_store()
-        store = server.remote(url)
-        idle = stack.enter_context(model_server(network["model"], "idle", 8000, tmp_path))
-        oracle = stack.enter_context(model_server(network["model"], "oracle", 8001, tmp_path))
-        shell = options(tmp_path, store, "--engine", "workers", samples=by_shell, model=idle)
-        cli = [
-            *("run", *oracle, "--tasks", f"{tmp_path / 'tasks.jsonl'}", "-n", f"{by_cli}", "--engine", "workers"),
-            *("-o", f"{tmp_path / 'cli'}", "--store", store.secret_url, "--json"),
+    def small(self, samples: int, *more: str, until: str = "true") -> list[str]:
+        """The arguments of a run by a small program of ours, which works on until a command succeeds."""
+        work = f"python3 {self._tmp_path / 'client.py'} 3 {self._tmp_path / 'seen'}"
+        command = f"{work}; until {until}; do sleep 0.1; done"
+        return options(self._tmp_path, self.store, *more, samples=samples, command=command, model=self._idle)
+
+    def real(self, samples: int, *more: str) -> list[str]:
+        """The arguments of a run by the real CLI."""
+        return [
+            *("run", *self._oracle, "--tasks", f"{self._tmp_path / 'tasks.jsonl'}", "-n", f"{samples}"),
+            *("-o", f"{self._tmp_path / 'real'}", "--store", self.store.secret_url, "--json", *more),
         ]
-        for name in WORKERS:
-            stack.enter_context(worker(store, "--lease", f"{LEASE_S}", host=network[name]))
-        runs = [
-            stack.enter_context(started(*network["run"].enter, UNDERSTUDY, *arguments))
-            for arguments in (shell, cli)
-        ]
-        with RandomCuts(network, SEED, CUTS_S, (0.5, 4.0)) as cuts:
+
+    def start(self, host: str, *command: str | Path) -> subprocess.Popen[str]:
+        """Start a command on a host."""
+        return self.stack.enter_context(started(*self.network[host].enter, *command))
+
+    def work(self, host: str) -> subprocess.Popen[str]:
+        """Start a worker on a host."""
+        return self.stack.enter_context(worker(self.store, "--lease", f"{LEASE_S}", host=self.network[host]))
+
+    def finish(self, runs: Sequence[subprocess.Popen[str]], cuts: RandomCuts, rollouts: int) -> None:
+        """Wait for a run by the small program and one by the CLI, while hosts are cut off; check all rollouts."""
+        with cuts:
             ended = [run.communicate(timeout=3000) for run in runs]
         for run, (_, stderr) in zip(runs, ended, strict=True):
             assert run.returncode == 0, stderr
-        summaries = [json.loads(out) for out, _ in ended]
-        assert [summary["rollouts"] for summary in summaries] == [4 * by_shell, 4 * by_cli]
-        assert all((summary["pending"], summary["infrastructure_failures"]) == (0, 0) for summary in summaries)
-        assert summaries[1]["solved"] == 4 * by_cli
-        ends = check(tmp_path, url, ROLLOUTS)
-        sys.stderr.write(f"seed {SEED}: {dict(cuts.made)}; packets: {network.count()}; attempts: {dict(ends)}\n")
+        small, real = (json.loads(out) for out, _ in ended)
+        assert (small["pending"], small["infrastructure_failures"]) == (0, 0)
+        assert (real["pending"], real["infrastructure_failures"]) == (0, 0)
+        assert real["solved"] == real["rollouts"] and small["rollouts"] + real["rollouts"] == rollouts
+        ends = check(self._tmp_path, self.url, rollouts)
+        assert_no_late_writes(self.url)
+        packets = self.network.count()
+        sys.stderr.write(f"seed {SEED}: {dict(cuts.made)}; packets: {dict(packets)}; attempts: {dict(ends)}\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Eight hosts, of which two have the database and the models."""
+    require([*hosts.problems(), *postgresql.problems()])
+    monkeypatch.setenv(KEY_VARIABLE, "key-of-the-scripted-models")
+    with (
+        hosts.running_network("database", "model", "run", *WORKERS, seed=SEED) as network,
+        postgresql.running_server(host=network["database"]) as server,
+        ExitStack() as stack,
+    ):
+        yield Site(network, server, tmp_path, stack)
+
+
+def samples(rollouts: int) -> tuple[int, int]:
+    """How many samples of each task make so many rollouts: by the small program, and a tenth by the CLI."""
+    real = max(1, rollouts // TASKS // 10)
+    return rollouts // TASKS - real, real
+
+
+@pytest.mark.usefixtures("claude_code", "isolation")
+def test_workers_end_every_rollout_once(site: Site) -> None:
+    small, real = samples(ROLLOUTS)
+    for host in WORKERS:
+        site.work(host)
+    runs = [
+        site.start("run", UNDERSTUDY, *arguments)
+        for arguments in (site.small(small, "--engine", "workers"), site.real(real, "--engine", "workers"))
+    ]
+    site.finish(runs, RandomCuts(site.network, SEED, CUTS_S, (0.5, 4.0)), TASKS * (small + real))

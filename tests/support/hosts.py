@@ -52,9 +52,16 @@ class Host:
         as_host = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name]
         return ["nsenter", f"--net=/run/netns/{self._namespace}", *as_host]
 
+    def enter_with(self, source: Path, target: Path) -> list[str]:
+        """The same, with the directory `source` in the place of `target`."""
+        mounted = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"']
+        return [*self.enter, *mounted, f"{source}", f"{target}"]
+
     def set_link(self, state: str) -> None:
         """Take the interface `down`, so that the host has no route any more, or `up`."""
         network_program.ip("-n", self._namespace, "link", "set", "eth0", state)
+        if state == "up":
+            network_program.ip("-n", self._namespace, "route", "add", "default", "dev", "eth0")
 
 
 class HostNetwork:

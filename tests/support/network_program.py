@@ -31,6 +31,7 @@ from collections.abc import Mapping
 from typing import Any
 
 NETWORK = "10.77.0"
+_PREFIX = bytes(map(int, NETWORK.split(".")))
 _TUNSETIFF = 0x400454CA
 _TUN_WITHOUT_HEADER = 0x0001 | 0x1000
 _LARGEST = 1 << 16
@@ -51,6 +52,8 @@ def add_host(namespace: str, interface: str, address: str) -> int:
     ip("-n", namespace, "link", "set", "lo", "up")
     ip("-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
     ip("-n", namespace, "link", "set", "eth0", "mtu", "1500", "txqueuelen", "5000", "up")
+    # Programs learn their own address by asking for the way to some host of the internet.
+    ip("-n", namespace, "route", "add", "default", "dev", "eth0")
     return end
 
 
@@ -83,7 +86,8 @@ class Switch:
         """Read what a host has sent."""
         with contextlib.suppress(OSError):  # nothing more to read, or the interface is down
             while packet := os.read(self._ends[source], _LARGEST):
-                if packet[0] >> 4 == 4 and 0 <= (target := packet[19] - 1) < len(self._ends) and target != source:
+                is_ours = packet[0] >> 4 == 4 and packet[16:19] == _PREFIX
+                if is_ours and 0 <= (target := packet[19] - 1) < len(self._ends):
                     self._send(source, target, packet)
 
     def _send(self, source: int, target: int, packet: bytes) -> None:

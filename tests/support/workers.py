@@ -101,3 +101,14 @@ def check(tmp_path: Path, location: StoreLocation, rollouts: int) -> Counter[str
 def running(location: StoreLocation) -> int:
     with Store.open(location, create=False) as store:
         return sum(rollout.status == "running" for rollout in store.runs.rollouts())
+
+
+def assert_no_late_writes(location: StoreLocation) -> None:
+    """What was taken from a worker has no verdict and no patch, and no call that ended later."""
+    with Store.open(location, create=False) as store:
+        for rollout in store.runs.rollouts():
+            for attempt in store.runs.attempts(rollout.id):
+                if attempt.status == "unresponsive":
+                    assert attempt.ended_at is not None
+                    assert (store.runs.verdict(attempt.id), store.runs.patch(attempt.id)) == (None, None)
+                    assert all(call.ended_at <= attempt.ended_at for call in store.calls.of_attempt(attempt.id))
