@@ -85,7 +85,7 @@ _TIGHT = re.compile(r"[^()\[\]{},<>?;]+")
 _CALLED = re.compile(r"[ \t]*[(\[{]")
 _DIGIT = re.compile(r"\d")
 _HEX = re.compile(r"[0-9a-fA-F]+")
-_URL_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_URL_ESCAPE = re.compile(r"%(?:25){0,2}[0-9A-Fa-f]{2}")
 _SHORT = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*[0-9])[A-Za-z0-9]+")
 _SEPARATORS = re.compile(r"[-_./:]+")
 _PATH_OF_WORDS = re.compile(r"[a-z]*[-_./:][-_./:a-z]*")
@@ -261,6 +261,8 @@ def is_token(value: str) -> bool:
     """Return whether a value named as a token or key was generated: half of it is random, and it has digits."""
     if "%" in value:
         value = _URL_ESCAPE.sub("-", value)
+        if not any(map(str.isalpha, value)):
+            return False
     if "/" in value and max(map(len, _SEPARATORS.split(value))) < 12:
         return False  # a path
     if 12 <= len(value) < 16 and _SHORT.fullmatch(value) and count_random_characters(value) == len(value):

@@ -135,6 +135,11 @@ _MARKED = {
     b"nral": ("newrelic-key", re.compile(r"(?<![A-Za-z0-9])(?=[0-9a-z]*\d)[0-9a-fx]{30,42}(?:FFFF)?NRAL")),
     b"-nrma": ("newrelic-key", re.compile(r"(?<![A-Za-z0-9])(?:[a-z]{2}\d\dx{1,2})?[0-9a-f]{34,40}-NRMA")),
     b"-us": ("mailchimp-key", re.compile(r"(?<![A-Za-z0-9])[0-9a-f]{32}-us\d{1,2}(?!\w)")),
+    b"access_token$": (
+        "braintree-token",
+        re.compile(r"access_token\$(?:production|sandbox)\$[0-9a-z]{16}\$[0-9a-f]{32}"),
+    ),
+    b":apa91b": ("firebase-key", re.compile(r"(?<![\w-])AAAA[\w-]{7}:APA91b[\w-]{100,140}", re.ASCII)),
     b"zapier.com/hooks": ("webhook", re.compile(r"(?<=zapier\.com/hooks/catch/)[\w/]{8,40}", re.ASCII)),
 }
 """Secrets with a mark that is not their beginning, by the mark: the rule and the form."""

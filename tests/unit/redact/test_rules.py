@@ -87,6 +87,10 @@ _HIDDEN = {
     "a hook of Teams": (f"https://x.webhook.office.com/webhookb2/a@b/IncomingWebhook/{_T}/{_T}", _T),
     "a key with its mark at the end": ("eu01xxbfd4a807e4099453ba160493119a126319cb-NRMA", "4099453ba160493"),
     "a short token": ("token: 'xM98lZh20vZs'", "xM98lZh20vZs"),
+    "a token of Braintree": (
+        "access_token$production$1jiaxlwlzmmeycxc$99a70c3cca3327944a8a264ad8d5533a",
+        "99a70c3cca3327944a8a",
+    ),
     "the same hex again": ("token = 'fd3ddab708ffd4b71f079272' | 'fd3ddab708ffd4b71f079272'", "fd3ddab708ffd4b7"),
     "an address abroad": ("\x1b[32mannas@web.xn--p1ai\x1b[0m", "annas"),
 }
@@ -176,6 +180,7 @@ _PLAIN = (
     "Authorization: Basic c3JpOnNlY3IzdA==; Authorization: Basic 0YDRg9GB0YHQutC40IE60JHRg9C60LLRiw==",
     "login_path: /users/sign_in; last_login = 2026-11-27T10:00:00; LOGIN_URL=https://acme.io/login",
     "| token | string | the name of the token | key - 'sort-by-name-and-then-2-dates' | secret |",
+    '"key=%2520%2521%2522%2523%2524%2525%2526%2527%2528%2529%252A"',
     # what specifications have as examples, a word with digits behind it, base64 of words in a cookie
     "oauth_token: 'nnch734d00sl2jdk', consumer_secret='kd94hf93k423kf44'; validPassword = 't0pS3cret1234';",
     '{"cookie" "a=U3VwIFdpenpvcmxkCg%3D%3D"}; Cookie: a=U3VwIFdpenpvcmxkCg==',
