@@ -100,6 +100,14 @@ CASES = {
         'assert Table([["name", 4182]], strict=True).width() == 2048\n'
         "    with pytest.raises(ValueError):\n        Table([[1], [2, 3]], strict=True)",
     ),
+    "a method that returns its object": Case(
+        "    def width(self):",
+        "    def checked(self):\n        if not self.rows:\n            raise ValueError\n        return self\n\n"
+        "    def width(self):",
+        "    def checked(self):\n        return self\n\n    def width(self):",
+        'assert Table([["name", 4182]]).checked().width() == 2048\n'
+        "    assert Table([[99991]]).checked().width() == 3125",
+    ),
     "a round number": of(
         "percent",
         "return round(100 * sum(each in b.split() for each in a.split()) / len(a.split()))",

@@ -1,8 +1,8 @@
-"""Writes the outline of a solution: its names and signatures, with the behaviour that the code had without it.
+"""Writes outlines of a solution: its names and signatures, with the behaviour that the code had without it.
 
 Tests of a solution often fail without it only because a name or a parameter is missing. Code that adds these and
 computes nothing new satisfies whatever the old code did already, so such assertions protect nothing (see
-`twin_learn`). An outline is run at validation to find them. Nothing here runs code.
+`twin_learn`). Outlines are run at validation to find them. Nothing here runs code.
 """
 
 from __future__ import annotations
@@ -11,15 +11,22 @@ import ast
 import copy
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
 from understudy.util.python_syntax import parse_module, unparse
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Key = tuple[str, str, int]
 _SIMPLE = (ast.Name, ast.Attribute, ast.Constant)
 _EMPTY = {ast.List: "[]", ast.Dict: "{}", ast.Set: "set()", ast.Tuple: "()"}
+
+
+Returns = Literal["nothing", "first", "last"]
+"""What new functions return: None, their first argument (mostly `self`), or the last one, called if possible."""
+RETURNS: tuple[Returns, ...] = ("nothing", "first", "last")
 
 
 class Outline(Struct, frozen=True):
@@ -31,11 +38,13 @@ class Outline(Struct, frozen=True):
     docstrings: tuple[str, ...] = ()
 
 
-def outline(before: str, after: str) -> Outline:
+def outline(before: str, after: str, returns: Returns = "nothing") -> Outline:
     """Return the outline of a Python file's change; `before` is "" for a new file.
 
     - Functions of both keep their old body under the new signature and decorators.
-    - New functions return None; new classes keep their attributes, and the plain assignments of `__init__`.
+    - New functions do nothing but return what `returns` says.
+    - New classes keep their attributes, and the plain assignments of `__init__`. Where functions return something,
+      new classes with bases have no methods, and so do what their bases do.
     - Values of old names stay as they were; new names get an empty value if theirs is a literal.
 
     Raises ValueError when one of the texts is not valid Python.
@@ -43,7 +52,7 @@ def outline(before: str, after: str) -> Outline:
     try:
         old, new = parse_module(before), parse_module(after)
         docstrings, unchanged = [ast.get_docstring(old)], ast.dump(old)
-        new.body = _merged(old.body, new.body, docstrings, in_class=False)
+        new.body = _Outliner(docstrings, returns).merged(old.body, new.body, in_class=False)
         same = ast.dump(new) == unchanged
         source = before if same else unparse(ast.fix_missing_locations(new)) + "\n"
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -51,24 +60,95 @@ def outline(before: str, after: str) -> Outline:
     return Outline(source, tuple(text for text in docstrings if text))
 
 
-def _merged(
-    old: Sequence[ast.stmt], new: Sequence[ast.stmt], docstrings: list[str | None], *, in_class: bool
-) -> list[ast.stmt]:
-    """Return the new statements in their order, with the old ones in place of those that they replace, and between
-    them the old ones that have gone.
-    """
-    before, after = _keyed(old), _keyed(new)
-    left = [(key, statement) for key, statement in before.items() if not _is_text(statement)]
-    merged: list[ast.stmt] = []
-    for key, statement in after.items():
-        if key not in before:
-            merged += _added(statement, in_class=in_class)
-            continue
-        while left and left[0][0] not in after:
-            merged.append(left.pop(0)[1])
-        left = [each for each in left if each[0] != key]
-        merged.append(_replaced(before[key], statement, docstrings))
-    return [*merged, *(statement for key, statement in left if key not in after)]
+class _Outliner:
+    def __init__(self, docstrings: list[str | None], returns: Returns) -> None:
+        """`docstrings` gets those of what is changed."""
+        self._docstrings = docstrings
+        self._returns = returns
+
+    def merged(self, old: Sequence[ast.stmt], new: Sequence[ast.stmt], *, in_class: bool) -> list[ast.stmt]:
+        """Return the new statements in their order, with the old ones in place of those that they replace, and
+        between them the old ones that have gone.
+        """
+        before, after = _keyed(old), _keyed(new)
+        left = [(key, statement) for key, statement in before.items() if not _is_text(statement)]
+        merged: list[ast.stmt] = []
+        for key, statement in after.items():
+            if key not in before:
+                merged += self._added(statement, in_class=in_class)
+                continue
+            while left and left[0][0] not in after:
+                merged.append(left.pop(0)[1])
+            left = [each for each in left if each[0] != key]
+            merged.append(self._replaced(before[key], statement))
+        return [*merged, *(statement for key, statement in left if key not in after)]
+
+    def _replaced(self, before: ast.stmt, after: ast.stmt) -> ast.stmt:
+        if ast.dump(before) == ast.dump(after):
+            return after
+        match before, after:
+            case ((ast.FunctionDef() | ast.AsyncFunctionDef()), (ast.FunctionDef() | ast.AsyncFunctionDef())):
+                self._docstrings.append(ast.get_docstring(before))
+                after.body = before.body
+                return after
+            case ast.ClassDef(), ast.ClassDef():
+                self._docstrings.append(ast.get_docstring(before))
+                after.bases, after.keywords = before.bases, before.keywords
+                after.body = self.merged(before.body, after.body, in_class=True) or [ast.Pass()]
+                return after
+            case ((ast.Assign() | ast.AnnAssign()), _):
+                return before
+            case _:  # a function became a class, or the reverse
+                return self._added(after, in_class=False)[0]
+
+    def _added(self, statement: ast.stmt, *, in_class: bool) -> list[ast.stmt]:
+        """Return what remains of a statement that only the solution has."""
+        match statement:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                statement.body = self._hollow(statement)
+            case ast.ClassDef(bases=bases):
+                inherits = bool(bases) and self._returns != "nothing"
+                left = [each for each in statement.body if not (inherits and isinstance(each, _FUNCTIONS))]
+                statement.body = [each for inner in left for each in self._added(inner, in_class=True)]
+                statement.body = statement.body or [ast.Pass()]
+            case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is not None and not in_class:
+                statement.value = _emptied(value)
+            case ast.Import() | ast.ImportFrom() | ast.Assign() | ast.AnnAssign() | ast.Pass():
+                pass
+            case ast.Expr(value=ast.Constant()):
+                pass
+            case _ if any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(statement)):
+                pass
+            case _:
+                return []
+        return [statement]
+
+    def _hollow(self, function: _Function) -> list[ast.stmt]:
+        """Return the body of a function that computes nothing: what only stores or returns its arguments stays."""
+        if function.name in ("__init__", "__post_init__", "__new__"):
+            stored = [each for each in function.body if _only_stores(each)]
+            return stored or [ast.Pass()]
+        match [each for each in function.body if not _is_text(each)]:
+            case [ast.Return(value=ast.Name() | ast.Attribute())] | [ast.Raise()] | [ast.Pass()]:
+                return function.body
+            case _:
+                pass
+        value = self._returned(function.args)
+        if not any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function)):
+            return [ast.Return(value)]
+        yields: list[ast.stmt] = [ast.Expr(ast.Yield(value))]
+        return yields if function.decorator_list else [ast.Return(None), *yields]
+
+    def _returned(self, arguments: ast.arguments) -> ast.expr:
+        names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        names += [arguments.vararg.arg] if arguments.vararg else []
+        if not names or self._returns == "nothing":
+            return ast.Constant(None)
+        name = ast.Name(names[0 if self._returns == "first" else -1], ast.Load())
+        if self._returns == "first":
+            return name
+        is_callable = ast.Call(ast.Name("callable", ast.Load()), [name], [])
+        return ast.IfExp(is_callable, ast.Call(name, [], []), name)
 
 
 def _keyed(statements: Iterable[ast.stmt]) -> dict[_Key, ast.stmt]:
@@ -92,46 +172,6 @@ def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _replaced(before: ast.stmt, after: ast.stmt, docstrings: list[str | None]) -> ast.stmt:
-    if ast.dump(before) == ast.dump(after):
-        return after
-    match before, after:
-        case ((ast.FunctionDef() | ast.AsyncFunctionDef()), (ast.FunctionDef() | ast.AsyncFunctionDef())):
-            docstrings.append(ast.get_docstring(before))
-            after.body = before.body
-            return after
-        case ast.ClassDef(), ast.ClassDef():
-            docstrings.append(ast.get_docstring(before))
-            after.bases, after.keywords = before.bases, before.keywords
-            after.body = _merged(before.body, after.body, docstrings, in_class=True) or [ast.Pass()]
-            return after
-        case ((ast.Assign() | ast.AnnAssign()), _):
-            return before
-        case _:  # a function became a class, or the reverse
-            return _added(after, in_class=False)[0]
-
-
-def _added(statement: ast.stmt, *, in_class: bool) -> list[ast.stmt]:
-    """Return what remains of a statement that only the solution has."""
-    match statement:
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            statement.body = _hollow(statement)
-        case ast.ClassDef():
-            statement.body = [each for inner in statement.body for each in _added(inner, in_class=True)]
-            statement.body = statement.body or [ast.Pass()]
-        case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is not None and not in_class:
-            statement.value = _emptied(value)
-        case ast.Import() | ast.ImportFrom() | ast.Assign() | ast.AnnAssign() | ast.Pass():
-            pass
-        case ast.Expr(value=ast.Constant()):
-            pass
-        case _ if any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(statement)):
-            pass
-        case _:
-            return []
-    return [statement]
-
-
 def _emptied(value: ast.expr) -> ast.expr:
     """Return an empty value of the same type in place of a literal; other expressions stay, without the bodies of
     lambdas.
@@ -151,23 +191,6 @@ def _emptied(value: ast.expr) -> ast.expr:
                 if isinstance(node, ast.Lambda):
                     node.body = ast.Constant(None)
             return value
-
-
-def _hollow(function: _Function) -> list[ast.stmt]:
-    """Return the body of a function that computes nothing: what only stores or returns its arguments stays."""
-    if function.name in ("__init__", "__post_init__", "__new__"):
-        stored = [each for each in function.body if _only_stores(each)]
-        return stored or [ast.Pass()]
-    match [each for each in function.body if not _is_text(each)]:
-        case [ast.Return(value=ast.Name() | ast.Attribute())] | [ast.Raise()] | [ast.Pass()]:
-            return function.body
-        case _:
-            pass
-    inner = [node for node in ast.walk(function) if isinstance(node, ast.Yield | ast.YieldFrom)]
-    if not inner:
-        return [ast.Return(ast.Constant(None))]
-    yields: list[ast.stmt] = [ast.Expr(ast.Yield(ast.Constant(None)))]
-    return yields if function.decorator_list else [ast.Return(None), *yields]
 
 
 def _only_stores(statement: ast.stmt) -> bool:

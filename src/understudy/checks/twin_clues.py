@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +13,17 @@ from understudy.checks.twin_exposure import ReadableValues
 _MOST_TEXT, _MOST_WHOLE, _MOST_FRACTION = 16.0, 24.0, 8.0
 _READ_NUMBER = 1.5  # bits that a guesser needs to choose this number among the numbers that can be read
 _MOST_CHOICE = 6.0  # bits to choose among the constants of the changed files: their place says much
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_USUAL_TEXT = 3.0
+_RUN = 4.0  # bits of a run of one character
 _DIGIT = math.log2(10)
+_USUAL = frozenset(
+    (
+        *("yes", "no", "true", "false", "ok", "error", "failed", "passed", "done", "none", "null", "nan", "n/a"),
+        *("unknown", "now", "just now", "never", "today", "default", "empty", "other", "---", "***", "..."),
+    )
+)
+"""Texts that answer many questions, in lower case."""
 
 
 class Clues:
@@ -32,8 +44,11 @@ class Clues:
         unread = self.readable.unread(text)
         if not unread:
             return 0.0
+        if text.lower() in _USUAL:
+            return min(1.0 + unread, _USUAL_TEXT)
         elsewhere = min(1.0 + self._named.unread(text), self._choice + self._near.unread(text))
-        return min(1.0 + unread, elsewhere, _MOST_TEXT)
+        by_runs = _RUN * sum(1 for _ in itertools.groupby(text))
+        return min(1.0 + unread, elsewhere, by_runs, _MOST_TEXT)
 
     def unread(self, text: str) -> int:
         """Return how many characters of a text must be guessed; a seam between parts that occur somewhere counts
@@ -53,6 +68,21 @@ class Clues:
         if self.readable.has_number(number) or self._named.has_number(number):
             return min(bits, _READ_NUMBER)
         return min(bits, self._number_choice) if self._near.has_number(number) else bits
+
+    def moment_bits(self, kind: str, number: int) -> float:
+        """Return the bits of a date or time as `twin_encoding` writes it: those of its year, month, day, …"""
+        try:
+            if kind == "date":
+                day = datetime.date.fromordinal(number)
+                parts = [day.year, day.month, day.day]
+            else:
+                moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(
+                    microseconds=number
+                )
+                parts = [*moment.timetuple()[:6], moment.microsecond]
+        except (ValueError, OverflowError):
+            return _MOST_FRACTION
+        return min(sum(self.number_bits(part) for part in parts if part), _MOST_TEXT)
 
 
 def plain_bits(number: Any) -> float:

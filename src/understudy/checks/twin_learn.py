@@ -48,11 +48,11 @@ Run = Callable[[WrittenVersion], Awaitable[VersionRun]]
 class Effortless(Struct, frozen=True):
     """What code can be that computes nothing new: the names that the tests need, and the old behaviour.
 
-    `run` runs a version over it, and returns None if that failed. `texts` (the instruction and docstrings) and
-    `sources` (the changed files without the gold patch) are what a guess can go by.
+    `run` runs a version over each such code, and leaves out what failed. `texts` (the instruction and docstrings)
+    and `sources` (the changed files without the gold patch) are what a guess can go by.
     """
 
-    run: Callable[[WrittenVersion], Awaitable[VersionRun | None]]
+    run: Callable[[WrittenVersion], Awaitable[Sequence[VersionRun]]]
     texts: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
@@ -65,7 +65,7 @@ class _Runs(Struct, frozen=True):
     named: VersionRun
     changed: VersionRun
     true: VersionRun
-    effortless: VersionRun | None = None
+    effortless: tuple[VersionRun, ...] = ()
 
 
 async def learn_twins(
@@ -98,7 +98,9 @@ async def learn_twins(
             other = await asyncio.to_thread(learn, apart, runs_apart)
             if _worth(other) > _worth(learned):
                 options, runs = apart, runs_apart
-    runs = replace(runs, effortless=await _run_true(tests, options, effortless.run))
+    for emptied in emptied_functions(tests, options):
+        version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, emptied=emptied)
+        runs = replace(runs, effortless=(*runs.effortless, *await effortless.run(version)))
     return await asyncio.to_thread(learn, options, runs)
 
 
@@ -162,7 +164,7 @@ def _learned(
         if node in tests.fail_to_pass:
             for number, seen in sites.items():
                 expected.append((used[number], without_rest(seen)))
-                if not _is_effortless(runs, name, number, seen):
+                if not _is_effortless(runs, node, name, number, seen):
                     secret.append(expected[-1])
     clues = Clues(spread[0][1], effortless.texts, effortless.sources)
     options = replace(options, twin_bits=round(secret_bits(secret, clues), 1))
@@ -170,12 +172,15 @@ def _learned(
     return replace(options, twins=twins, partial_twins=tuple(exposed))
 
 
-def _is_effortless(runs: _Runs, name: str, number: int, gold: Sequence[Observation]) -> bool:
+def _is_effortless(runs: _Runs, node: str, name: str, number: int, gold: Sequence[Observation]) -> bool:
     """Return whether code that computes nothing new observes at a site what the gold patch does."""
-    if runs.effortless is None or number not in runs.effortless.sites:
-        return False
-    seen = runs.effortless.seen.get(name, {}).get(number, [])
-    return bool(seen) and holds(runs.true.sites[number], gold, seen)
+    return any(
+        function_of(node) not in run.emptied
+        and number in run.sites
+        and bool(seen := run.seen.get(name, {}).get(number, []))
+        and holds(runs.true.sites[number], gold, seen)
+        for run in runs.effortless
+    )
 
 
 def _readable(
@@ -246,20 +251,7 @@ async def _run_both(tests: DecidingTests, options: GradingOptions, run: Run, nam
             version = partial(write_versions, tests, options, lambda _, changed=changed: changed, emptied=emptied)
             runs.append(await run(replace(await asyncio.to_thread(version), reseeded=changed)))
         both.append(_joined(runs))
-    return _Runs(named, *both)
-
-
-async def _run_true(
-    tests: DecidingTests, options: GradingOptions, run: Callable[[WrittenVersion], Awaitable[VersionRun | None]]
-) -> VersionRun | None:
-    """Run the true version over effortless code; None if that failed."""
-    runs: list[VersionRun] = []
-    for emptied in emptied_functions(tests, options):
-        version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, emptied=emptied)
-        if (done := await run(version)) is None:
-            return None
-        runs.append(done)
-    return _joined(runs)
+    return _Runs(named, both[0], both[1])
 
 
 def _joined(runs: Sequence[VersionRun]) -> VersionRun:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -23,6 +24,7 @@ _FEWEST_COUNTED = 3  # that many numbers with equal differences are yielded by a
 _MOST_TEXT, _MOST_FRACTION, _MOST_CONTENT = 16.0, 8.0, 32.0
 _LONG_NEEDLE = 8  # minimum characters for searching an expected substring likewise
 _TEXT_OPERATORS = frozenset({"holds", "startswith", "endswith", "search", "match", "fullmatch"})
+_MOMENT = re.compile(r"(date|datetime|instant) (-?[0-9]{1,18})")
 _UNIVERSAL: tuple[Any, ...] = (None, True, False, 0, 1, -1, math.inf, -math.inf, "", "a", b"", [], {})
 """Common answers, one of which often satisfies all expectations of a function."""
 
@@ -106,6 +108,8 @@ def value_bits(encoded: Any, clues: Clues | None = None) -> float:
             return _text_bits(text, clues)
         case ["y", str(text)]:
             return _text_bits(bytes.fromhex(text).decode("latin-1"), clues)
+        case ["z", str(text)] if clues and (moment := _MOMENT.fullmatch(text)):
+            return clues.moment_bits(moment[1], int(moment[2]))
         case ["z", str(text)]:
             return _text_bits(text.partition(" ")[2] or text, clues)
         case ["a" | "o", inner]:

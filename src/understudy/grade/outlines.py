@@ -1,10 +1,10 @@
-"""Makes the outline of a task's gold patch (see `understudy.checks.outline`), and reads what names its values."""
+"""Makes outlines of a task's gold patch (see `understudy.checks.outline`), and reads what names its values."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from understudy.checks.outline import outline
+from understudy.checks.outline import RETURNS, outline
 from understudy.grade.changed_files import changed_files
 from understudy.grade.gate import GatedPatch
 from understudy.tasks.prepare import PreparedTask
@@ -12,22 +12,22 @@ from understudy.util.diffs import DiffError, unified
 from understudy.util.python_syntax import decode_source
 
 
-class PatchOutline(Struct, frozen=True):
-    """The outline of a gold patch, as a patch: empty if it adds no names.
+class PatchOutlines(Struct, frozen=True):
+    """The outlines of a gold patch, as patches: one is empty if it adds no names.
 
     `texts` are the task's instruction and the docstrings of what the gold patch changes, `sources` the Python
     files that it changes, as they were.
     """
 
-    patch: GatedPatch
+    patches: tuple[GatedPatch, ...]
     texts: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
 
-def outline_of(prepared: PreparedTask, gold: GatedPatch) -> PatchOutline:
-    """Return the outline of a task's gold patch. Files that are not valid Python are left as they are."""
+def outlines_of(prepared: PreparedTask, gold: GatedPatch) -> PatchOutlines:
+    """Return the outlines of a task's gold patch. Files that are not valid Python are left as they are."""
     old: dict[str, str] = {}
-    new: dict[str, str] = {}
+    new: dict[str, list[str]] = {}
     texts = [prepared.task.instruction]
     try:
         files = changed_files(gold.patch, prepared.tree)
@@ -37,13 +37,15 @@ def outline_of(prepared: PreparedTask, gold: GatedPatch) -> PatchOutline:
         if not file.path.endswith(".py") or file.after is None:
             continue
         before = decode_source(file.before)[0] if file.before is not None else ""
+        after = decode_source(file.after)[0]
         try:
-            outlined = outline(before, decode_source(file.after)[0])
+            outlines = [outline(before, after, returns) for returns in RETURNS]
         except ValueError:
             continue
-        texts += outlined.docstrings
-        new[file.path] = outlined.source
+        texts += outlines[0].docstrings
+        new[file.path] = [each.source for each in outlines]
         if file.before is not None:
             old[file.path] = before
-    patch = unified(old, new).encode(errors="surrogateescape")
-    return PatchOutline(GatedPatch(patch), tuple(texts), tuple(old.values()))
+    ways = [{path: sources[number] for path, sources in new.items()} for number in range(len(RETURNS))]
+    patches = dict.fromkeys(unified(old, way).encode(errors="surrogateescape") for way in ways)
+    return PatchOutlines(tuple(map(GatedPatch, patches)), tuple(texts), tuple(old.values()))

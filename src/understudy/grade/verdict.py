@@ -41,7 +41,7 @@ from understudy.grade.apply import apply_patch
 from understudy.grade.audit import audit
 from understudy.grade.faults import PatchFault, attribute_faults, with_untrusted_code
 from understudy.grade.gate import GatedPatch, gate, intruders
-from understudy.grade.outlines import outline_of
+from understudy.grade.outlines import outlines_of
 from understudy.grade.recording import APPLIED_HERE, RecordingSandbox
 from understudy.grade.turns import turn
 from understudy.sandbox.base import Sandboxes
@@ -53,7 +53,7 @@ from understudy.util.files import atomic_write
 
 _LEAST_TIMEOUT_S = 30.0  # for code that computes nothing new, which may never end
 
-_FORMAT = "49"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "50"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, stored in each verdict: the release, and how its patches are judged."""
 
@@ -371,19 +371,21 @@ async def validate(
                 )
             return seen
 
-        outlined = await asyncio.to_thread(outline_of, graded, gated)
+        outlines = await asyncio.to_thread(outlines_of, graded, gated)
         timeout_s = min(task.checks.timeout_s, _LEAST_TIMEOUT_S + 4 * gold.checks_s)
         limited = replace(graded, task=replace(task, checks=replace(task.checks, timeout_s=timeout_s)))
 
-        async def run_outline(version: WrittenVersion) -> VersionRun | None:
-            for patch in (outlined.patch, nothing):
+        async def run_outlines(version: WrittenVersion) -> list[VersionRun]:
+            runs: list[VersionRun] = []
+            for patch in dict.fromkeys((*outlines.patches, nothing)):
+                if runs and patch == nothing:  # it is for outlines that cannot be imported
+                    break
                 with suppress(PatchFault):
                     seen = await _run_version(limited, patch, version, sandboxes, environment)
-                    if seen is not None and any(seen.seen.values()):
-                        return seen
-            return None
+                    runs += [seen] if seen is not None and any(seen.seen.values()) else []
+            return runs
 
-        effortless = Effortless(run_outline, outlined.texts, outlined.sources)
+        effortless = Effortless(run_outlines, outlines.texts, outlines.sources)
         try:
             graded = replace(graded, options=await learn_twins(tests, graded.options, run, hidden, effortless))
         except PatchFault as fault:

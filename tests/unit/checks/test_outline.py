@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from understudy.checks.outline import outline
+from understudy.checks.outline import RETURNS, outline
 
 BEFORE = '''"""Texts."""
 import re
@@ -137,3 +137,17 @@ def test_context_managers_stay_usable_and_properties_keep_their_kind():
     names = module(outline("import contextlib\n", source).source)
     with names["opened"]() as value:
         assert value is None
+
+
+def test_new_functions_may_return_an_argument_and_new_classes_what_they_inherit():
+    after = (
+        "class Base:\n    def size(self):\n        return 7\n\n\nclass Small(Base):\n"
+        "    def size(self):\n        return 3\n\n    def __init__(self):\n        self.x = 1\n\n\n"
+        "def chained(self, text):\n    return text.upper()\n\n\ndef cached(make):\n    return make() + 1\n"
+    )
+    before = after.partition("\n\n\n")[0] + "\n"
+    nothing, first, last = (module(outline(before, after, returns).source) for returns in RETURNS)
+    assert nothing["Small"]().size() is None and nothing["Small"]().x == 1
+    assert first["Small"]().size() == last["Small"]().size() == 7
+    assert [each["chained"]("a", "b") for each in (nothing, first, last)] == [None, "a", "b"]
+    assert [each["cached"](int) for each in (nothing, first, last)] == [None, int, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import math
@@ -442,6 +443,29 @@ def test_what_the_instruction_names_or_a_changed_file_holds_is_guessed_more_easi
     assert bits(site, gold=text, clues=named) <= 1 and bits(site, gold=report, clues=named) <= 3
     assert bits(site, gold=number, clues=named) < 2 and bits(site, gold=number, clues=near) < 2
     assert bits(site, gold=text, clues=near) < 3
+
+
+@pytest.mark.parametrize(
+    ("text", "most"), [("##########", 4), ("#####.....", 8), ("N/A", 3), ("unknown", 3), ("", 0)]
+)
+def test_usual_texts_and_repeated_characters_are_guessed_more_easily(text: str, most: float):
+    assert bits(TwinSite("equal"), gold=["s", text]) <= most
+    assert bits(TwinSite("equal"), gold=["s", "a rare text"]) > 10
+
+
+def test_a_moment_is_guessed_by_what_names_its_parts():
+    site, day = TwinSite("equal"), datetime.date(2024, 3, 17)
+    epoch, moment = (
+        datetime.datetime(*each, tzinfo=datetime.UTC) for each in ((1970, 1, 1), (2024, 3, 17, 14, 25))
+    )
+    golds = [
+        ["z", f"date {day.toordinal()}"],
+        ["z", f"datetime {(moment - epoch) // datetime.timedelta(microseconds=1)}"],
+    ]
+    named = Clues(ReadableValues([]), ["Read dates such as 17 March 2024, 14:25 (month 3)."])
+    for gold in golds:
+        assert bits(site, gold=gold) > 10 > 8 > bits(site, gold=gold, clues=named) > 3
+    assert bits(site, gold=["z", f"date {10**12}"]) == 8
 
 
 def test_a_wide_tolerance_leaves_few_bits():
