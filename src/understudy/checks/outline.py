@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -41,7 +41,7 @@ class Outline(Struct, frozen=True):
 def outline(before: str, after: str, returns: Returns = "nothing") -> Outline:
     """Return the outline of a Python file's change; `before` is "" for a new file.
 
-    - Functions of both keep their old body under the new signature and decorators.
+    - Functions of both get the new parameters, and keep their old body, decorators and default values.
     - New functions do nothing but return what `returns` says.
     - New classes keep their attributes, and the plain assignments of `__init__`. Where functions return something,
       new classes with bases have no methods, and so do what their bases do.
@@ -89,11 +89,13 @@ class _Outliner:
         match before, after:
             case ((ast.FunctionDef() | ast.AsyncFunctionDef()), (ast.FunctionDef() | ast.AsyncFunctionDef())):
                 self._docstrings.append(ast.get_docstring(before))
-                after.body = before.body
+                after.body, after.decorator_list = before.body, before.decorator_list
+                _keep_defaults(before.args, after.args)
                 return after
             case ast.ClassDef(), ast.ClassDef():
                 self._docstrings.append(ast.get_docstring(before))
                 after.bases, after.keywords = before.bases, before.keywords
+                after.decorator_list = before.decorator_list
                 after.body = self.merged(before.body, after.body, in_class=True) or [ast.Pass()]
                 return after
             case ((ast.Assign() | ast.AnnAssign()), _):
@@ -170,6 +172,26 @@ def _keyed(statements: Iterable[ast.stmt]) -> dict[_Key, ast.stmt]:
 
 def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _keep_defaults(before: ast.arguments, after: ast.arguments) -> None:
+    """Give the parameters of both their old default values, if they had some."""
+    old = dict(_defaults(before))
+    positional = [each.arg for each in (*after.posonlyargs, *after.args)]
+    with_default = positional[len(positional) - len(after.defaults) :]
+    after.defaults = [old.get(name, value) for name, value in zip(with_default, after.defaults, strict=True)]
+    after.kw_defaults = [
+        old.get(each.arg, value) if value is not None else None
+        for each, value in zip(after.kwonlyargs, after.kw_defaults, strict=True)
+    ]
+
+
+def _defaults(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
+    positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+    yield from zip(reversed(positional), reversed(arguments.defaults), strict=False)
+    for each, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        if value is not None:
+            yield each.arg, value
 
 
 def _emptied(value: ast.expr) -> ast.expr:

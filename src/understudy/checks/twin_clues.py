@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
+import re
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +16,11 @@ _MOST_TEXT, _MOST_WHOLE, _MOST_FRACTION = 16.0, 24.0, 8.0
 _READ_NUMBER = 1.5  # bits that a guesser needs to choose this number among the numbers that can be read
 _MOST_CHOICE = 6.0  # bits to choose among the constants of the changed files: their place says much
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_USUAL_TEXT = 3.0
-_RUN = 4.0  # bits of a run of one character
+_USUAL_BITS = 3.0
+_RUN = 3.0  # bits of a run of one character
 _DIGIT = math.log2(10)
+_NUMBER_WITH_UNIT = re.compile(r"[^\w.]?([0-9]{1,12}(?:\.[0-9]{1,6})?)[^\w.]?")
+_USUAL_NUMBERS = frozenset((24, 60, 90, 180, 360, 365, 1440, 3600, 86400, 604800))
 _USUAL = frozenset(
     (
         *("yes", "no", "true", "false", "ok", "error", "failed", "passed", "done", "none", "null", "nan", "n/a"),
@@ -44,8 +48,10 @@ class Clues:
         unread = self.readable.unread(text)
         if not unread:
             return 0.0
-        if text.lower() in _USUAL:
-            return min(1.0 + unread, _USUAL_TEXT)
+        if text.lower() in _USUAL or text in string.ascii_letters + string.digits:
+            return min(1.0 + unread, _USUAL_BITS)
+        if number := _NUMBER_WITH_UNIT.fullmatch(text):
+            return min(1.0 + unread, self.number_bits(float(number[1]) if "." in number[1] else int(number[1])))
         elsewhere = min(1.0 + self._named.unread(text), self._choice + self._near.unread(text))
         by_runs = _RUN * sum(1 for _ in itertools.groupby(text))
         return min(1.0 + unread, elsewhere, by_runs, _MOST_TEXT)
@@ -101,6 +107,8 @@ def _whole_bits(number: int) -> float:
     size = abs(number)
     if size <= 1:
         return 1.0
+    if size in _USUAL_NUMBERS:
+        return _USUAL_BITS
     if size.bit_length() > 4 * _MOST_WHOLE:
         return _MOST_WHOLE
     digits = str(size)

@@ -109,7 +109,7 @@ def test_an_outline_has_the_new_names_and_the_old_behaviour():
     assert names["words"]("a b") is None and list(names["numbers"]()) == []
     assert names["json"] and names["_plain"].match("word")
     reader = names["Reader"]("a\n\nb", width=2)
-    assert reader.lines == ["a", "", "b"] and reader.gone() == 5 and reader.widest() is None
+    assert reader.lines() == ["a", "", "b"] and reader.gone() == 5 and reader.widest() is None
     assert reader.size == 80 and not hasattr(reader, "width")
     failed = names["Failed"]("x")
     assert (failed.args, failed.name, failed.parts, failed.code) == (("x",), "x", [], 7)
@@ -151,3 +151,14 @@ def test_new_functions_may_return_an_argument_and_new_classes_what_they_inherit(
     assert first["Small"]().size() == last["Small"]().size() == 7
     assert [each["chained"]("a", "b") for each in (nothing, first, last)] == [None, "a", "b"]
     assert [each["cached"](int) for each in (nothing, first, last)] == [None, int, 0]
+
+
+def test_old_defaults_and_decorators_stay():
+    before = "class Loan:\n    def rate(self, a, b=2, *, c=3, d):\n        return a, b, c, d\n"
+    after = (
+        "class Loan:\n    @property\n    def rate(self, a, b=20, e=5, *, c=30, d, f=6):\n        return 0\n"
+        "    def other(self):\n        return 1\n"
+    )
+    loan = module(outline(before, after).source)["Loan"]()
+    assert loan.rate(1, d=4, e=0, f=0) == (1, 2, 3, 4)
+    assert loan.other() is None

@@ -416,6 +416,7 @@ def test_a_value_readable_in_the_source_or_data_counts_few_bits(gold: Any, sourc
     [
         (["i", hex(100)], 5),
         (["i", hex(1024)], 7),
+        (["i", hex(86400)], 3),
         (["f", (0.5).hex()], 4),
         (["f", (-2.0).hex()], 4),
         (["q", "0x0", "0x1"], 1),
@@ -446,7 +447,17 @@ def test_what_the_instruction_names_or_a_changed_file_holds_is_guessed_more_easi
 
 
 @pytest.mark.parametrize(
-    ("text", "most"), [("##########", 4), ("#####.....", 8), ("N/A", 3), ("unknown", 3), ("", 0)]
+    ("text", "most"),
+    [
+        ("##########", 4),
+        ("#####.....", 8),
+        ("N/A", 3),
+        ("unknown", 3),
+        ("", 0),
+        ("50%", 4),
+        ("100%", 5),
+        ("0%", 1),
+    ],
 )
 def test_usual_texts_and_repeated_characters_are_guessed_more_easily(text: str, most: float):
     assert bits(TwinSite("equal"), gold=["s", text]) <= most
