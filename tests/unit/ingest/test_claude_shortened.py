@@ -120,3 +120,41 @@ def test_a_rewound_turn_is_compared_with_what_precedes_it() -> None:
     log.user("only one", parent=first, todos=[])
     log.assistant(LAST, "Read one.", usage=usage(20_100))
     assert label(log, LAST) == ("exact", ())
+
+
+def many_results(figures: list[int | None], cached: int = 0, version: str = "2.1.15", size: int = 50_000) -> Log:
+    """A session with five results of 50,000 characters, and what a server says of each prompt (None: nothing)."""
+    log = Log(version=version)
+    log.user("read all", todos=[])
+    for number, tokens in enumerate(figures):
+        report = {} if tokens is None else {"usage": usage(tokens, cached)}
+        log.assistant(f"msg_01{'abcdef'[number] * 20}", (f"t{number}", "Read"), **report)
+        log.result(f"t{number}", "x" * size)
+    return log
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        ([None] * 5, "clearing_unknown"),
+        ([10] * 5, "clearing_unknown"),  # counted is what the server had not cached
+        ([9000, 22_000, 35_000, 48_000, 61_000], None),  # all of the results are counted
+        ([9000, 22_000, 35_000, 48_000, 41_000], "clearing_unknown"),
+        ([9000, 9100, 9200, 9300, 9400], "clearing_unknown"),
+    ],
+)
+def test_without_a_cache_results_that_may_have_been_cleared_are_noted(
+    figures: list[int | None], expected: str | None
+) -> None:
+    log = many_results(figures)
+    assert label(log, FIRST) == label(log, f"msg_01{'c' * 20}") == ("exact", ())
+    fidelity, notes = label(log, f"msg_01{'e' * 20}")
+    assert (fidelity, notes) == (("repaired", (expected,)) if expected else ("exact", ()))
+
+
+def test_figures_of_a_cache_few_results_and_versions_that_clear_none_leave_no_doubt() -> None:
+    cached = many_results([9000, 22_000, 35_000, 48_000, 61_000], cached=10)
+    few = many_results([None] * 5, size=20_000)
+    early = many_results([None] * 5, version="1.0.60")
+    for log in (cached, few, early):
+        assert "clearing_unknown" not in label(log, f"msg_01{'e' * 20}")[1]

@@ -28,7 +28,7 @@ RESUME_NOT_LOGGED = "resume_not_logged"
 
 _INTERRUPTED = b"[Request interrupted by user"
 FEWEST_BYTES_PER_TOKEN = 2.5
-_MOST_BYTES_PER_TOKEN = 6
+MOST_BYTES_PER_TOKEN = 6
 ADDED_TOKENS = {True: 2000, False: 15_000}
 """The most tokens by which a prompt may differ unlogged: in the same run of the program, or in another one."""
 
@@ -108,7 +108,7 @@ class Continuity:
                 for call in tree.result_ids(result):
                     if (response := calls.get(call)) is not None:
                         lost_before = self._lost_bytes.get(response.key, 0)
-                        self._lost_bytes[response.key] = lost_before + _text_bytes(result)
+                        self._lost_bytes[response.key] = lost_before + text_bytes(result)
                         if response.key in self._summed:  # a result that came after a later prompt
                             self._forget_paths()
         self._results.clear()
@@ -141,10 +141,10 @@ class Continuity:
             return False
         if any(map(tree.has_image, prompts)):
             return True
-        added_bytes += sum(map(_text_bytes, prompts))
+        added_bytes += sum(map(text_bytes, prompts))
         most_added = added_bytes / FEWEST_BYTES_PER_TOKEN + ADDED_TOKENS[bool(bytes(prompts[0].todos))]
         grown = usage.prompt_tokens() - usage_before.prompt_tokens()
-        return grown <= most_added - lost.lost_bytes / _MOST_BYTES_PER_TOKEN
+        return grown <= most_added - lost.lost_bytes / MOST_BYTES_PER_TOKEN
 
     def _lost_on_path(self, nodes: Sequence[TraceNode], at: int) -> _LostOnPath:
         """Return what a resume would lose of the path to `at`."""
@@ -166,9 +166,9 @@ def _end_of_path(nodes: Sequence[TraceNode], at: int) -> tuple[ClaudeResponse | 
     added_bytes = 0
     while at >= 0:
         if (response := response_of(nodes[at].body)) is not None:
-            return response, added_bytes + sum(map(_text_bytes, response.records))
+            return response, added_bytes + sum(map(text_bytes, response.records))
         if (sent := tree.sent_record(nodes[at].body)) is not None:
-            added_bytes += _text_bytes(sent.record)
+            added_bytes += text_bytes(sent.record)
         at = nodes[at].parent
     return None, added_bytes
 
@@ -197,7 +197,7 @@ def usage_of(response: ClaudeResponse | None) -> PromptUsage | None:
     return None
 
 
-def _text_bytes(record: ClaudeRecord) -> int:
+def text_bytes(record: ClaudeRecord) -> int:
     """Return the bytes of a record's texts, thinking, calls and results, without images."""
     content = record.message.content if record.message is not None else None
     if isinstance(content, str):

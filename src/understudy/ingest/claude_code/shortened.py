@@ -10,6 +10,9 @@ shorter than that of the response before it, but for
 
 In some 18,500 requests of public sessions that followed tool results only, the prompt was either longer than the
 one before, or shorter by more than 24,000 tokens, in versions that log no such clearing.
+
+A server that reports no cache gives no such figures. Behind so many results that the program may have cleared
+some, its states are uncertain, unless its figures grow and are large enough for all of the results.
 """
 
 from __future__ import annotations
@@ -17,13 +20,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from understudy.ingest.claude_code import tree
 from understudy.ingest.claude_code.continuity import (
     ADDED_TOKENS,
     FEWEST_BYTES_PER_TOKEN,
+    MOST_BYTES_PER_TOKEN,
     PromptUsage,
     response_of,
+    text_bytes,
     usage_of,
 )
 from understudy.ingest.claude_code.records import ClaudeBlock
@@ -36,6 +42,11 @@ CLEARED_NOT_LOGGED = "cleared_not_logged"
 COMPACTION_NOT_LOGGED = "compaction_not_logged"
 """The note on states of which the model was sent less than half: a summary has replaced them."""
 
+CLEARING_UNKNOWN = "clearing_unknown"
+"""The note on states of which nothing tells whether old tool results were still sent."""
+_CLEARABLE_BYTES = 60_000 * FEWEST_BYTES_PER_TOKEN
+"""The fewest bytes of results of which some can be cleared: 40,000 tokens are kept, 20,000 or more are not."""
+
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 
 
@@ -44,17 +55,21 @@ class _Before(Struct, frozen=True):
 
     `response`: the last response, or None if there is none, or if what was sent of it has changed since, which the
     log tells. `prompts`: the user wrote after it, `same_run`: in the same run of the program. `thinking`: the most
-    tokens that the thinking of all responses can have; infinite where the log hides it.
+    tokens that the thinking of all responses can have; infinite where the log hides it. `results`: the bytes of
+    all tool results that are sent. `measured`: a response reported a cache. `tokens`: what the last one reported.
     """
 
     response: ClaudeResponse | None = None
     prompts: bool = False
     same_run: bool = True
     thinking: float = 0.0
+    results: int = 0
+    measured: bool = False
+    tokens: int = 0
 
 
 def shortened_prompts(nodes: Sequence[TraceNode], behaviour: VersionBehaviour) -> dict[int, str]:
-    """Return the nodes of responses whose prompt was shorter than the log explains, each with its note."""
+    """Return a note for each node of a response whose prompt was, or may be, shorter than the log explains."""
     notes: dict[int, str] = {}
     before: list[_Before] = []
     thinking: dict[str, float] = {}  # by key of a response
@@ -64,20 +79,40 @@ def shortened_prompts(nodes: Sequence[TraceNode], behaviour: VersionBehaviour) -
         if response is None:
             sent = tree.sent_record(node.body)
             if sent is not None and sent.cleared:
-                above = _Before(thinking=above.thinking)
-            elif sent is not None and not tree.result_ids(sent.record):
+                above = replace(above, response=None, prompts=False, same_run=True, results=0)
+            elif sent is not None and tree.result_ids(sent.record):
+                above = replace(above, results=above.results + text_bytes(sent.record))
+            elif sent is not None:
                 same_run = above.same_run and bool(bytes(sent.record.todos))
-                above = _Before(above.response, True, same_run, above.thinking)
+                above = replace(above, prompts=True, same_run=same_run)
         else:
             is_first = node.body is response and response.node == index
             if is_first and above.response is not None and _is_shorter(above, above.response, response):
                 replaced = not behaviour.logs_compactions and _is_halved(above.response, response)
                 notes[index] = COMPACTION_NOT_LOGGED if replaced else CLEARED_NOT_LOGGED
+            elif is_first and behaviour.clears_results and _may_be_cleared(above, response):
+                notes[index] = CLEARING_UNKNOWN
             if response.key not in thinking:
                 thinking[response.key] = _thinking_tokens(response)
-            above = _Before(response if is_first else None, thinking=above.thinking + thinking[response.key])
+            usage = usage_of(response)
+            above = _Before(
+                response if is_first else None,
+                thinking=above.thinking + thinking[response.key],
+                results=above.results,
+                measured=above.measured or (usage is not None and usage.cached_tokens() > 0),
+                tokens=usage.prompt_tokens() if usage is not None else above.tokens,
+            )
         before.append(above)
     return notes
+
+
+def _may_be_cleared(before: _Before, response: ClaudeResponse) -> bool:
+    """Return whether results before a response may have been cleared, of which no figure of a cache would tell."""
+    usage = usage_of(response)
+    if before.results < _CLEARABLE_BYTES or before.measured or (usage is not None and usage.cached_tokens()):
+        return False
+    tokens = usage.prompt_tokens() if usage is not None else 0
+    return tokens < before.tokens or tokens * MOST_BYTES_PER_TOKEN < before.results
 
 
 def _is_shorter(before: _Before, previous: ClaudeResponse, response: ClaudeResponse) -> bool:

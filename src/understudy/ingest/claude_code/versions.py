@@ -134,7 +134,7 @@ class VersionBehaviour(Struct, frozen=True):
     `Task` are sent back as calls of `Agent`, the tool's later name. `sends_local_commands`: commands that are
     logged as system records (`/help`, a cancelled `/resume` or `/model`) are sent before the next prompt. All
     versions send those that are logged as user records: `/cost`, a changed `/model`, the user's shell commands.
-    `logs_compactions`: a compaction leaves a record.
+    `logs_compactions`: a compaction leaves a record. `clears_results`: it may clear old tool results without one.
 
     `recorded`: the behaviours of the nearest recorded versions, or this version's own if it was recorded; empty if
     the version is unknown, or older or newer than all recorded ones.
@@ -163,6 +163,7 @@ class VersionBehaviour(Struct, frozen=True):
     renames_starter: bool = True
     sends_local_commands: bool = True
     logs_compactions: bool = True
+    clears_results: bool = True
     recorded: tuple[VersionBehaviour, ...] = ()
 
     def is_confirmed(self, *rules: str) -> bool:
@@ -231,6 +232,7 @@ def _behaviour(number: tuple[int, ...]) -> VersionBehaviour:
         renames_starter=number >= (2, 1, 63),
         sends_local_commands=number >= (2, 1, 63),
         logs_compactions=number >= (2, 0, 0),
+        clears_results=number >= (1, 0, 68),
     )
 
 
