@@ -33,6 +33,7 @@ soak: setup-train
 	@UNDERSTUDY_TEST_EXAMPLES=3 .venv/bin/python -m pytest -n 2 -m "hypothesis and not services"
 	@UNDERSTUDY_TEST_KILLS=100 .venv/bin/python -m pytest tests/attacks/test_kills.py
 	@UNDERSTUDY_TEST_FAULTS=500 .venv/bin/python -m pytest -s -m services tests/attacks/test_worker_faults.py
+	@UNDERSTUDY_TEST_ROLLOUTS=1000 .venv/bin/python -m pytest -s -m services tests/e2e/test_hosts.py
 
 setup:
 	@sh scripts/setup.sh

@@ -1,26 +1,31 @@
 """Runs on eight hosts, between which packets are late, lost and cut off: each rollout ends once.
 
-The hosts are namespaces (`support.hosts`); PostgreSQL, workers and the real CLI are what they are.
-UNDERSTUDY_TEST_ROLLOUTS says how many rollouts there are, a tenth of them by the real CLI; UNDERSTUDY_TEST_SEED
-decides what is lost and cut.
+The hosts are namespaces (`support.hosts`); PostgreSQL, the model, workers, Ray and the real CLI are what they are.
+UNDERSTUDY_TEST_ROLLOUTS says how many rollouts workers make, Ray a fifth of that and the real CLI a tenth;
+UNDERSTUDY_TEST_SEED decides what is lost and cut. `make soak` makes a thousand.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from understudy.model.server import KEY_VARIABLE
+from understudy.store import Store
+from understudy.store.address import StoreUrl
 from understudy.tasks.records import dump
 
-from support import UNDERSTUDY, calc_task, hosts, postgresql, require
+from support import UNDERSTUDY, calc_task, hosts, postgresql, ray_cluster, require, wait_for
 from support.hosts import Host, HostNetwork, RandomCuts
 from support.postgresql import PostgresqlServer
 from support.workers import assert_no_late_writes, check, options, started, worker
@@ -130,3 +135,71 @@ def test_workers_end_every_rollout_once(site: Site) -> None:
         for arguments in (site.small(small, "--engine", "workers"), site.real(real, "--engine", "workers"))
     ]
     site.finish(runs, RandomCuts(site.network, SEED, CUTS_S, (0.5, 4.0)), TASKS * (small + real))
+
+
+@pytest.mark.usefixtures("claude_code", "isolation")
+def test_three_raylets_end_every_rollout_once_though_one_of_their_hosts_vanishes(
+    site: Site, tmp_path: Path
+) -> None:
+    require(ray_cluster.problems())
+    small, real = samples(ROLLOUTS // 5)
+    nodes = WORKERS[:3]
+    network = site.network
+    with ray_cluster.cluster_on(network["run"], [network[name] for name in nodes], 2) as cluster:
+        enter = cluster.enter(network["run"])
+        more = ("--engine", "ray", "--ray-address", cluster.address, "--ray-capacity", "2")
+        runs = [
+            site.stack.enter_context(started(*enter, ray_cluster.UNDERSTUDY, *arguments))
+            for arguments in (site.small(small, *more, until=f"test -e {tmp_path / 'go'}"), site.real(real, *more))
+        ]
+        wait_for(lambda: busy_hosts(site.url) == set(nodes), runs[0], 600)
+        network.cut(nodes[2])
+        (tmp_path / "go").touch()
+        cut_s = {"database": 4.0, "model": 4.0, "run": 6.0, nodes[0]: 6.0, nodes[1]: 6.0}
+        site.finish(runs, RandomCuts(network, SEED, cut_s, (1.0, 5.0)), TASKS * (small + real))
+
+
+def busy_hosts(url: StoreUrl) -> set[str]:
+    """The hosts whose workers have attempts: a worker's name begins with its host's."""
+    with Store.open(url, create=False) as store:
+        return {each.id.partition("-")[0] for each in store.leases.workers() if each.held > 0}
+
+
+def test_a_host_that_vanishes_is_given_up_by_all_others(site: Site, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    run = site.small(3, until=f"test -e {go}")
+    assert site.start("run", UNDERSTUDY, *run, "--engine", "detached").wait(120) == 0
+    vanishing, *others = [site.work(name) for name in WORKERS[:3]]
+    wait_for(lambda: busy_hosts(site.url) == set(WORKERS[:3]), vanishing)
+    site.network.cut("one")
+    cut_at = time.time()
+    go.touch()
+    waiting = site.start("run", UNDERSTUDY, *run, "--engine", "workers")
+    out, stderr = waiting.communicate(timeout=300)
+    assert waiting.returncode == 0, stderr
+    assert json.loads(out)["pending"] == 0 and all(other.poll() is None for other in others)
+    with Store.open(site.url) as store:
+        attempts = [each for rollout in store.runs.rollouts() for each in store.runs.attempts(rollout.id)]
+    lost = [each for each in attempts if each.status == "unresponsive"]
+    assert lost
+    seconds = ", ".join(f"{(each.ended_at or 0.0) - cut_at:.1f} s" for each in lost)
+    sys.stderr.write(f"its attempts were taken {seconds} after the cut; the lease is {LEASE_S:.0f} s\n")
+
+    # Who asks on a host that is cut off is answered, though with an error.
+    asking = site.start("one", UNDERSTUDY, "status", site.store.secret_url)
+    _, stderr = asking.communicate(timeout=120)
+    assert asking.returncode == 2 and "the server cannot be reached; check its address" in stderr, stderr
+    assert "Traceback" not in stderr
+
+    # The server does not keep the connections of a host that vanished: they hold a lock, and are few.
+    query = "SELECT count(*) FROM pg_stat_activity WHERE client_addr = %s"
+    with psycopg.connect(site.url.secret_url, autocommit=True) as database:
+        wait_for(
+            lambda: database.execute(query, (site.network["one"].address,)).fetchone() == (0,), others[0], 120
+        )
+    # When it is back, it goes on.
+    site.network.mend("one")
+    vanishing.send_signal(signal.SIGTERM)
+    _, stderr = vanishing.communicate(timeout=120)
+    assert vanishing.returncode == 0, stderr
+    assert_no_late_writes(site.url)
