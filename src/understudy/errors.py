@@ -11,7 +11,8 @@
     ├── StoreError      the store cannot be read or written
     │   ├── LeaseLost       an attempt wrote that was taken from its worker
     │   ├── StoreInUse      others have the store open, and this needs it alone
-    │   └── StoreLocked     another process held the store's lock for too long
+    │   ├── StoreLocked     another process held the store's lock for too long
+    │   └── StoreUnavailable  the database's server did not answer, and may be back soon
     └── ConfigError     an option, a setting or the machine is not as needed
 
 A message says what was found, where, what was expected, and what to do next.
@@ -135,6 +136,10 @@ class StoreInUse(StoreError):
 
 class StoreLocked(StoreError):
     """A store whose lock another process held for longer than this one waits. Nothing was written."""
+
+
+class StoreUnavailable(StoreError):
+    """A database whose server cannot be reached or broke off at the moment. Asking again may succeed."""
 
 
 class ConfigError(UnderstudyError):

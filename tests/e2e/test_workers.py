@@ -177,6 +177,28 @@ def test_a_run_ends_with_the_reason_when_its_calls_cannot_be_stored_and_goes_on_
     assert check(tmp_path, postgresql_store, 8)["succeeded"] == 8
 
 
+def test_what_was_read_as_the_server_broke_off_is_read_again(tmp_path: Path, postgresql_store: StoreUrl) -> None:
+    def break_off(table: str) -> None:
+        """End the connection of a read that waits for a table's lock."""
+        with psycopg.connect(postgresql_store.secret_url) as database:
+            database.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
+            query = f"SELECT pid FROM pg_locks WHERE NOT granted AND relation = '{table}'::regclass".encode()
+            while (waiting := database.execute(query).fetchone()) is None:
+                time.sleep(0.05)
+            database.execute("SELECT pg_terminate_backend(%s)", waiting)
+
+    with started(UNDERSTUDY, *options(tmp_path, postgresql_store, "--engine", "workers", samples=1)) as run:
+        said_until(run, "no worker is there")
+        break_off("calls")
+        with worker(postgresql_store) as working:
+            break_off("runs")
+            out, stderr = run.communicate(timeout=120)
+            assert working.poll() is None
+    assert run.returncode == 0, stderr
+    assert json.loads(out)["pending"] == 0
+    assert check(tmp_path, postgresql_store, 4) == {"succeeded": 4}
+
+
 def test_a_database_that_goes_away_for_a_while_is_waited_for(tmp_path: Path) -> None:
     with running_server() as server:
         url = server.new_store()

@@ -11,14 +11,17 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from understudy import __version__
-from understudy.errors import StoreError
+from understudy.errors import StoreError, StoreUnavailable
 from understudy.run.rollout_files import RolloutFiles
 from understudy.run.scheduler import HEARTBEAT_S, RunProgress
 from understudy.store import Store
+from understudy.store.driver import OUTAGE_S
 from understudy.store.runs import Lease
+
+_T = TypeVar("_T")
 
 LEASE_S = 30.0
 """How many seconds an attempt belongs to its worker, unless the worker renews the lease."""
@@ -68,6 +71,21 @@ class RunInProgress(Protocol):
     def drain(self) -> None:
         """Start nothing new in this process."""
         ...
+
+
+async def through_outages(read: Callable[[], Awaitable[_T]]) -> _T:
+    """Return what a read returns. If the database's server is lost while it reads, it is called again.
+
+    Raises StoreError, also if the server is not back in time.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            return await read()
+        except StoreUnavailable:
+            if time.monotonic() - began > OUTAGE_S:
+                raise
+        await asyncio.sleep(WORKERS_POLL_S)
 
 
 class RunMonitor:
@@ -186,13 +204,16 @@ async def finish_by_workers(
                 fleet.drain()
             await asyncio.to_thread(store.wait_for_change, WORKERS_POLL_S)
             await asyncio.wrap_future(store.leases.requeue_expired(LEASE_S))
-            at_work.progress = await asyncio.to_thread(run_progress, store, run_id)
+            at_work.progress = await through_outages(lambda: asyncio.to_thread(run_progress, store, run_id))
             idle = at_work.progress.running == 0 and at_work.progress.done < at_work.progress.total
-            monitor.waits(await asyncio.to_thread(waiting_for, store, run_id, fleet) if idle else "")
+            reason = ""
+            if idle:
+                reason = await through_outages(lambda: asyncio.to_thread(waiting_for, store, run_id, fleet))
+            monitor.waits(reason)
             if outputs is not None:
-                await outputs.catch_up()
+                await through_outages(outputs.catch_up)
         if outputs is not None:
-            await outputs.finish()
+            await through_outages(outputs.finish)
     finally:
         monitor.stopped()
     return () if outputs is None else outputs.notes()

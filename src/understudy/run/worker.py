@@ -20,10 +20,10 @@ import msgspec
 from understudy import __version__
 from understudy.agents.acp import make_agent
 from understudy.config import cache_dir
-from understudy.errors import ConfigError, LeaseLost, SandboxError, StoreError, UnderstudyError
+from understudy.errors import ConfigError, LeaseLost, SandboxError, StoreError, StoreUnavailable, UnderstudyError
 from understudy.run.attempt import RunContext, execute_attempt
 from understudy.run.config import RunConfig
-from understudy.run.executors import WORKERS_POLL_S, WatchServer
+from understudy.run.executors import WORKERS_POLL_S, WatchServer, through_outages
 from understudy.run.runner import open_run, validate_tasks
 from understudy.run.scheduler import MAX_ATTEMPTS, FailureStreak, internal_error
 from understudy.sandbox.base import Sandboxes, load_sandboxes
@@ -174,7 +174,7 @@ class RunWorker:
         """Claim as many rollouts as there is room for, and start them. Returns how many."""
         if (room := self._capacity - len(self._active)) <= 0:
             return 0
-        open_runs = await asyncio.to_thread(self._store.leases.open_runs)
+        open_runs = await through_outages(lambda: asyncio.to_thread(self._store.leases.open_runs))
         open_runs = [run for run in open_runs if self._is_mine(run)]
         for run in open_runs:
             if self._refused.get(run.id, run.release) != run.release:
@@ -309,7 +309,7 @@ class RunWorker:
                 )
             )
         except (UnderstudyError, msgspec.ValidationError) as error:
-            if isinstance(error, UnderstudyError) and error.retryable:
+            if isinstance(error, StoreUnavailable) or (isinstance(error, UnderstudyError) and error.retryable):
                 line = f"run {run.id} cannot be begun yet, next try in {_OPEN_AGAIN_S:.0f} s: {error}"
                 await self._leave(run.id, str(error), _OPEN_AGAIN_S, line)
             else:

@@ -16,6 +16,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from understudy.errors import StoreError
 from understudy.store.statements import DatabaseDialect, HotStatement
 
+OUTAGE_S = 120.0
+"""How long an unavailable server is waited for, in seconds."""
+
 
 class WriterSession(ABC):
     """The writer's connection: its transactions, and the hot statements that bypass SQLAlchemy."""

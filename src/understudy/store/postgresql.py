@@ -18,10 +18,10 @@ from sqlalchemy import URL, BigInteger, Column, Connection, Float, MetaData, Tab
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool, StaticPool
 
-from understudy.errors import ConfigError, StoreError, StoreLocked
+from understudy.errors import ConfigError, StoreError, StoreLocked, StoreUnavailable
 from understudy.store import postgresql_lock
 from understudy.store.address import StoreUrl
-from understudy.store.driver import DatabaseDriver, WriterSession
+from understudy.store.driver import OUTAGE_S, DatabaseDriver, WriterSession
 from understudy.store.escaping import escape_text, unescape_text
 from understudy.store.migrate import migrate_connection, unknown_schema
 from understudy.store.schema import HEAD, metadata, traces, turns
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 OLDEST = 140_000
 """The oldest supported server version, in libpq's numbers. Older ones are no longer maintained."""
-
-OUTAGE_S = 120.0
-"""How long writes wait for an unavailable server, in seconds."""
 
 LOCK_S = 30.0
 """How long locks of other connections are waited for, in seconds."""
@@ -368,10 +365,11 @@ class PostgresqlDriver(DatabaseDriver):
                 f"{self.name}: another process holds a lock of the database, as `understudy prune` does; wait for "
                 f"that, then run the same command again ({text})"
             )
+        kind = StoreUnavailable if self.repeatable_for_s(error) else StoreError
         for sign, hint in _HINTS.items():
             if state.startswith(sign) if sign.isupper() or sign.isdigit() else sign in text:
-                return StoreError(f"{self.name}: {hint} ({text})")
-        return StoreError(f"{self.name}: database error: {type(cause).__name__}: {text}; check the server's log")
+                return kind(f"{self.name}: {hint} ({text})")
+        return kind(f"{self.name}: database error: {type(cause).__name__}: {text}; check the server's log")
 
     def repeatable_for_s(self, error: Exception) -> float:
         """Return how long to retry: during outages, and after conflicts in which PostgreSQL rolled back this
