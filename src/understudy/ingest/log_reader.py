@@ -143,7 +143,7 @@ def read_records(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]
             losses["not_an_object"] += 1
 
 
-class Outline:
+class LogOutline:
     """The outline of a JSON file, taken from its first bytes, which may be cut off anywhere.
 
     `kind` is `{` or `[` if the file begins as JSON, else "". `keys` maps the keys of the first object (in a list,
@@ -164,9 +164,9 @@ class Outline:
 
 
 @lru_cache(maxsize=4)
-def outline(head: bytes) -> Outline:
+def outline(head: bytes) -> LogOutline:
     """Return the outline of a file. Cached, because every format's detection asks for it."""
-    return Outline(head.removeprefix(_MARK).lstrip())
+    return LogOutline(head.removeprefix(_MARK).lstrip())
 
 
 def _keys(start: bytes) -> dict[str, str]:
