@@ -121,7 +121,7 @@ def test_a_link_shows_the_same_turn_filter_and_token(watched: Watched, ids: dict
     page = watched.open(f"/s/{ids['run']}?outcome=solved&sort=-turns")
     expect(page.get_by_text("2 rollouts")).to_be_visible()
     expect(page.get_by_role("columnheader", name="Turns")).to_have_attribute("aria-sort", "descending")
-    page = watched.open(f"/s/{ids['graded']}/r/{rollout_of(watched.url, ids['graded'])}?view=tokens&token=21")
+    page = watched.open(f"/s/{ids['graded']}/r/{rollout_of(watched.url, ids['graded'])}?view=tokens&position=21")
     expect(page.get_by_label("The chosen token").get_by_text("0.7788", exact=False).or_(
         page.get_by_label("The chosen token").get_by_text("-0.2500")
     ).first).to_be_visible()  # fmt: skip
@@ -139,13 +139,17 @@ def test_improbable_tokens_are_found_in_the_other_calls_too(browser: Browser, tm
         expect(page.get_by_text("1 of 2", exact=True)).to_be_visible()
         for key, token, call in (("n", 22, 1), ("n", 26, 2), ("p", 22, 1), ("n", 26, 2)):
             page.keyboard.press(key)
-            page.wait_for_url(f"**token={token}*")
+            page.wait_for_url(f"**position={token}*")
             expect(page.get_by_text(f"{call} of 2", exact=True)).to_be_visible()
         page.keyboard.press("n")
         expect(page.get_by_text("No token less probable than 5% after this one.")).to_be_visible()
         page = watched.open(f"/s/{store_id}/r/r0?view=tokens")
         page.keyboard.press("p")  # of the first call nothing is improbable but its last token
-        page.wait_for_url("**token=22*")
+        page.wait_for_url("**position=22*")
+        page = watched.open(
+            f"/s/{store_id}/r/r0?view=tokens&token=12345"
+        )  # always the key, also if it is a number
+        page.wait_for_url("**?view=tokens")
         watched.page.close()
         assert not watched.faults
 

@@ -171,16 +171,16 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
   const second = useQuery({ ...tokensQuery(body, call ?? "", scope, jump), enabled: call !== undefined && jump !== null });
   const result = jump === null ? first : second;
   const page = result.data;
-  const selected = page === undefined || url["token"] === undefined ? null : Number(url["token"]) - page.start;
+  const selected = page === undefined || url["position"] === undefined ? null : Number(url["position"]) - page.start;
   const at = call === undefined ? -1 : calls.indexOf(call);
 
   const select = (index: number | null) => {
-    if (page !== undefined && index !== null) setUrl({ token: String(page.start + index) });
+    if (page !== undefined && index !== null) setUrl({ position: String(page.start + index) });
   };
   const goTo = (index: number) => {
     setNote("");
     searches.current += 1; // a search for an improbable token ends
-    if (calls[index] !== undefined) setUrl({ call: calls[index], token: undefined, from: undefined });
+    if (calls[index] !== undefined) setUrl({ call: calls[index], position: undefined, from: undefined });
   };
   const improbable = async (direction: 1 | -1) => {
     if (page === undefined) return;
@@ -203,7 +203,7 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
       const found = nextImprobable(logprobs, direction === 1 ? -1 : logprobs.length, direction);
       if (found !== null) {
         setNote("");
-        setUrl({ call: other, token: String(otherPage.start + found), from: undefined });
+        setUrl({ call: other, position: String(otherPage.start + found), from: undefined });
         return;
       }
       const candidate = leastOf(other, otherPage, logprobs);
@@ -215,7 +215,7 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
       return;
     }
     setNote(`No token less probable than 5% ${direction === 1 ? "from here on" : "up to here"}${limit}: this is the least probable one.`);
-    setUrl({ call: least.call, token: String(least.token), from: undefined });
+    setUrl({ call: least.call, position: String(least.token), from: undefined });
   };
   const findImprobable = (direction: 1 | -1) => {
     improbable(direction).catch((error: unknown) => setNote(error instanceof Error ? error.message : String(error)));
