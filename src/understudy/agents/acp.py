@@ -70,7 +70,7 @@ class AcpAgent:
             ) from error
         if not self._argv:
             raise ConfigError(
-                '--agent acp: a command is missing; expected one after the colon, as in --agent "acp:gemini --acp"'
+                '--agent acp: a command is missing; give one after the colon, as in --agent "acp:gemini --acp"'
             )
         if self._argv[0] == ClaudeCode.name:
             raise ConfigError(

@@ -26,7 +26,9 @@ def read_tool_names(
     names = tuple(name.strip() for name in tools.split(",")) if tools else ()
     if any(_NAME.fullmatch(name) is None for name in names):
         example = ",".join(listed[:2])
-        raise ConfigError(f"--tools: expected names separated by commas, as in {example}, got {tools!r}")
+        raise ConfigError(
+            f"--tools: expected names separated by commas, got {tools!r}; give names of its tools, as in {example}"
+        )
     for name in names:
         if name not in available:
             raise ConfigError(

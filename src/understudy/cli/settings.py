@@ -470,7 +470,7 @@ def thinking_of(word: str | None) -> Thinking | None:
             return choice
     if word is None:
         return None
-    raise ConfigError(f"--thinking: expected one of {', '.join(get_args(Thinking))}, got {word!r}")
+    raise ConfigError(f"--thinking: unknown value {word!r}; give one of {', '.join(get_args(Thinking))}")
 
 
 def default_concurrency() -> int:

@@ -234,7 +234,8 @@ class Corpus:
             )
         if not 0 <= self.selection.test_share < 1:
             raise ConfigError(
-                f"--test-share: expected a number from 0 to below 1, got {self.selection.test_share}"
+                f"--test-share: expected a number from 0 to below 1, got {self.selection.test_share}; give a "
+                "share of the tasks and projects, such as 0.1"
             )
 
     def with_selection(self, selection: ExportSelection) -> Corpus:

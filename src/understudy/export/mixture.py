@@ -43,7 +43,7 @@ def weight_rule(text: str) -> WeightRule:
     if match is None or float(match[1]) > _LARGEST:
         raise ConfigError(
             f"--weight: expected a number from 0 to {_LARGEST:g}, a colon and a condition on turns, as "
-            f"\"3: tests = 'passed'\", got {text!r}"
+            f"\"3: tests = 'passed'\", got {text!r}; correct it"
         )
     return WeightRule(float(match[1]), match[2].strip())
 

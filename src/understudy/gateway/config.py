@@ -153,7 +153,7 @@ def parse_config(data: dict[str, Any], path: Path) -> GatewayConfig:
         config = msgspec.convert(data, GatewayConfig)
         check_config(config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_with_key(str(error))}") from error
+        raise ConfigError(f"{path}: {_with_key(str(error))}; correct this key") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     roles = {role: _with_tokenizer_path(model, path.parent) for role, model in config.models.by_role().items()}
@@ -168,7 +168,9 @@ def config_from_flags(backend: str, base_urls: Sequence[str], high: str | None, 
     try:
         kind = msgspec.convert(backend, BackendKind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"backend: {_with_key(str(error))}") from error
+        raise ConfigError(
+            f"backend: unknown kind {backend[:80]!r}; give one of {', '.join(get_args(BackendKind))}"
+        ) from error
     names = {"high": high} | ({"low": low} if low is not None else {})
     models = {
         role: ModelConfig(backend=kind, model=name, endpoints=tuple(base_urls)) for role, name in names.items()

@@ -110,7 +110,7 @@ def _walk(paths: Iterable[Path], skipped: Counter[str], errors: list[str] | None
             yield from _file(str(path), skipped, errors)
         else:
             raise ConfigError(
-                f"cannot read {path}: expected a log, a directory of logs or a zip archive, got a special file"
+                f"cannot read {path}: it is a special file; give a log, a directory of logs or a zip archive"
             )
 
 

@@ -42,7 +42,7 @@ def search_words(query: str) -> list[str]:
     """Return the words and quoted phrases of a query, case-folded. Raises ConfigError if there are none."""
     found_words = [(quoted or word).casefold() for quoted, word in _WORD.findall(query)]
     if not found_words:
-        raise ConfigError('--text: expected at least one word; put a phrase in "double quotes"')
+        raise ConfigError('--text: no word to search for; give at least one, or a phrase in "double quotes"')
     return found_words
 
 

@@ -243,7 +243,9 @@ class ModelServer:
         request = read_body(command.body, TokenizeRequest)
         self._model_name(request.model)
         if (request.prompt is None) == (request.messages is None):
-            raise InvalidRequestError("expected either `prompt` or `messages`", param="prompt")
+            raise InvalidRequestError(
+                "expected either `prompt` or `messages`, got both or neither; send one of them", param="prompt"
+            )
         if request.messages is None:
             ids = self._served.vocabulary.encode(request.prompt or "")
         else:
@@ -375,7 +377,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _policy_arguments(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair:
-            raise ConfigError(f"--policy-arg {pair!r}: expected KEY=VALUE, such as p=0.5")
+            raise ConfigError(f"--policy-arg: expected KEY=VALUE, got {pair!r}; give it as in p=0.5")
     return dict(pair.split("=", 1) for pair in pairs)
 
 

@@ -109,7 +109,7 @@ def read_teachers(path: Path) -> Teachers:
         data = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}: {error.strerror or error}; expected a TOML file of teachers"
+            f"cannot read {path}: {error.strerror or error}; give a TOML file of teachers"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}; correct it") from error
@@ -117,7 +117,9 @@ def read_teachers(path: Path) -> Teachers:
         raise ConfigError(f"{path}: {unknown[0]}: unknown key; expected [teachers.NAME] and [{JUDGE}]")
     tables = data.get("teachers")
     if not isinstance(tables, dict) or not tables:
-        raise ConfigError(f"{path}: teachers: expected at least one table [teachers.NAME] with backend and model")
+        raise ConfigError(
+            f"{path}: teachers: there are none; add at least one table [teachers.NAME] with backend and model"
+        )
     teachers = [
         _teacher(path, f"teachers.{name}", name, table) for name, table in cast("dict[str, Any]", tables).items()
     ]
@@ -132,11 +134,13 @@ def read_teachers(path: Path) -> Teachers:
 
 def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{path}: {key}: expected a name of letters, digits, dots, hyphens; at most 80")
+        raise ConfigError(
+            f"{path}: {key}: expected a name of at most 80 letters, digits, dots and hyphens; rename this table"
+        )
     try:
         config = msgspec.convert(table, TeacherConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_located(key, str(error))}") from error
+        raise ConfigError(f"{path}: {_located(key, str(error))}; correct this key") from error
     if not config.model.strip():
         raise ConfigError(f"{path}: {key}.model is empty; expected the model's name at its server")
     family = config.family.strip().lower() if config.family is not None else model_family(config.model)

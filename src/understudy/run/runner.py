@@ -489,7 +489,10 @@ def check_max_concurrency(config: RunConfig, concurrency: int, high: int, engine
             "concurrency is adapted; use vllm or sglang, or a fixed --concurrency"
         )
     if high < concurrency:
-        raise ConfigError(f"--max-concurrency {high}: must not be below --concurrency ({concurrency})")
+        raise ConfigError(
+            f"--max-concurrency: got {high}, expected at least --concurrency ({concurrency}); raise it, or lower "
+            "--concurrency"
+        )
 
 
 def check_prices(config: GatewayConfig) -> None:

@@ -436,7 +436,7 @@ def check_spec(
     if not _normal(spec.workdir) or any(below(area, spec.workdir) for area in taken):
         raise SandboxError(
             f'cannot use {spec.workdir!r} as workdir: expected an absolute path without ".." that does not end '
-            f'with "/", and that neither is nor contains any of: {", ".join(taken)}'
+            f'with "/", and that neither is nor contains any of: {", ".join(taken)}; correct it in the task'
         )
     for mount in spec.mounts:
         _check_mount(mount, spec, writable)
@@ -450,7 +450,7 @@ def _check_mount(mount: Mount, spec: SandboxSpec, writable: Sequence[str]) -> No
     if not _normal(mount.target) or below(spec.workdir, mount.target):
         raise SandboxError(
             f"cannot mount {mount.source} at {mount.target!r}: expected an absolute path that is "
-            f"neither the workdir {spec.workdir} nor above it"
+            f"neither the workdir {spec.workdir} nor above it; mount it elsewhere"
         )
     if not mount.source.exists():
         raise SandboxError(

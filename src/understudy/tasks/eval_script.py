@@ -158,7 +158,7 @@ def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
             if index - first > _MAX_LINES or len(text) > _MAX_CHARS:
                 raise TaskError(
                     f"eval_script: line {first + 1}: expected a statement of at most {_MAX_LINES} lines and "
-                    f"{_MAX_CHARS} characters: {text[:120]!r}"
+                    f"{_MAX_CHARS} characters: {text[:120]!r}; shorten it"
                 )
             if index == len(lines):
                 raise TaskError(

@@ -296,7 +296,7 @@ def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
                     "beginning with a digit"
                 )
             if "${" in value:
-                expected = "expected a plain value: variables of this machine are not passed to sandboxes"
+                expected = "variables of this machine are not passed to sandboxes; give a plain value"
                 raise TaskError(f"{path}: {key}.env.{name}: {expected}")
     return settings
 

@@ -247,7 +247,7 @@ def _make_hidden(task: Task, checks: ScriptChecks, aside: Path, cache: Path) -> 
         if directory.parent == Path("/") or not directory.is_absolute():
             raise TaskError(
                 f"task {task.instance_id}: checks.reward_file {checks.reward_file!r} must be absolute and at "
-                f"least two directories deep, or below {task.workdir} or /tmp"
+                f"least two directories deep, or below {task.workdir} or /tmp; correct it in the task"
             )
         # Mounts are read-only, so the reward file's directory becomes a link to a directory that the script can
         # write.

@@ -117,7 +117,7 @@ def check(task: Task, where: str) -> None:
     """Raise TaskError, naming `where` and the key, when a task violates a rule that its types cannot express."""
     for key, holds, expected in _RULES:
         if not holds(task):
-            raise TaskError(f"{where}: {key}: expected {expected}")
+            raise TaskError(f"{where}: {key}: invalid value, expected {expected}; correct it in the task")
 
 
 def record(data: object, where: str, base: Path) -> Task:

@@ -141,7 +141,9 @@ def _swebench(row: DatasetRow, choice: ImageChoice) -> Task:
         try:
             source = msgspec.convert(row.object("source").data, Sdist)
         except msgspec.ValidationError as error:
-            raise TaskError(f"source: expected a pinned sdist (kind, name, version, sha256): {error}") from error
+            raise TaskError(
+                f"source: expected a pinned sdist (kind, name, version, sha256): {error}; correct the row"
+            ) from error
     return _make_task(row, checks, image=image, dataset="swebench", source=source, extra=extra)
 
 
@@ -155,7 +157,9 @@ def _checks_by_script(row: DatasetRow, test_patch: str) -> tuple[SuiteChecks, st
         raise TaskError("eval_script: applies another test patch than the row's test_patch; expected the same")
     eval_type = row.text("eval_type", "pass_and_fail")
     if eval_type not in _ONLY_FAILURES_COUNT:
-        raise TaskError(f"eval_type: expected {' or '.join(_ONLY_FAILURES_COUNT)}, found {eval_type[:40]!r}")
+        raise TaskError(
+            f"eval_type: expected {' or '.join(_ONLY_FAILURES_COUNT)}, got {eval_type[:40]!r}; correct the row"
+        )
     checks = SuiteChecks(
         parser=_parser_name(row.text("log_parser")),
         command=phases.command,
@@ -205,12 +209,12 @@ def _swe_rebench(row: DatasetRow, choice: ImageChoice) -> Task:
     parser = config.text(parser_key)
     commands = config.lines("test_cmd")
     if not commands:
-        raise TaskError("install_config.test_cmd: is empty; expected at least one command")
+        raise TaskError("install_config.test_cmd: is empty; add at least one command, or leave the row out")
     repo, test_patch = row.text("repo"), row.text("test_patch")
     first = "sweb.eval." in image  # an image made in the way of SWE-bench's
     directory = posixpath.basename(repo)
     if not first and directory in ("", ".", ".."):
-        raise TaskError(f"repo: expected OWNER/NAME, found {repo[:80]!r}")
+        raise TaskError(f"repo: expected OWNER/NAME, got {repo[:80]!r}; correct the row")
     command = "\n".join(commands)
     checks = SuiteChecks(
         parser=_parser_name(parser, f"install_config.{parser_key}"),
@@ -268,11 +272,12 @@ def _multi_swe_bench(row: DatasetRow, choice: ImageChoice) -> Task:
     org, name, number = row.text("org"), row.text("repo"), row.data.get("number")
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise TaskError(
-            f"number: expected a positive integer, the number of a pull request, got {str(number)[:80]!r}"
+            f"number: expected a positive integer, the number of a pull request, got {str(number)[:80]!r}; "
+            "correct the row"
         )
     for key, value in (("org", org), ("repo", name)):
         if not _REPOSITORY.fullmatch(value):
-            raise TaskError(f"{key}: expected letters, digits and ._-, found {value[:80]!r}")
+            raise TaskError(f"{key}: expected letters, digits and ._-, got {value[:80]!r}; correct the row")
     if not row.has("log_parser"):
         raise TaskError(
             "log_parser: is missing: how the output of its tests is read is a program of Multi-SWE-bench's own "
@@ -285,7 +290,9 @@ def _multi_swe_bench(row: DatasetRow, choice: ImageChoice) -> Task:
     test_patch, workdir = row.text("test_patch"), f"/home/{name}"
     statement = "\n\n".join(_issues(row)) or row.text("title", "")
     if not statement.strip():
-        raise TaskError("resolved_issues: have no text, expected a problem statement for the agent")
+        raise TaskError(
+            "resolved_issues: have no text; add a problem statement for the agent, or leave the row out"
+        )
     repo, base = f"{org}/{name}", row.object("base")
     return Task(
         instance_id=f"{org}__{name}-{number}",
@@ -319,7 +326,9 @@ def _issues(row: DatasetRow) -> list[str]:
     try:
         issues = msgspec.convert(value, list[dict[str, Any]])
     except msgspec.ValidationError as error:
-        raise TaskError(f"resolved_issues: expected a list of objects, got {json_type(value)}: {error}") from error
+        raise TaskError(
+            f"resolved_issues: expected a list of objects, got {json_type(value)}: {error}; correct the row"
+        ) from error
     texts = ([issue.text(key, "") for key in ("title", "body")] for issue in map(DatasetRow, issues))
     return [text for parts in texts if (text := "\n\n".join(part for part in parts if part.strip()))]
 
@@ -335,7 +344,7 @@ def _swe_smith(row: DatasetRow, choice: ImageChoice) -> Task:
         raise TaskError(f"patch: cannot be reversed: {error}; expected a unified diff") from error
     statement = row.text("problem_statement", "")
     if not statement.strip():
-        raise TaskError("problem_statement: is empty, expected a problem statement for the agent")
+        raise TaskError("problem_statement: is empty; add a text for the agent, or leave the row out")
     fail_to_pass, pass_to_pass = row.texts("FAIL_TO_PASS"), row.texts("PASS_TO_PASS")
     if not fail_to_pass:
         raise TaskError(f"FAIL_TO_PASS: {_NO_TEST_TO_FIX}")

@@ -267,7 +267,9 @@ class DatasetRow:
                 value = msgspec.json.decode(value)
             return tuple(msgspec.convert(value, list[str]))
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise TaskError(f"{key}: expected a list of strings, got {json_type(value)}: {error}") from error
+            raise TaskError(
+                f"{key}: expected a list of strings, got {json_type(value)}: {error}; correct the row"
+            ) from error
 
     def lines(self, key: str) -> tuple[str, ...]:
         """Return commands, given as one string or a list of strings; empty if the key is absent or null."""

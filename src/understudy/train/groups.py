@@ -245,7 +245,9 @@ def _read(path: Path, kind: type[_T], what: str) -> _T:
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=kind)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; restore it from a copy") from error
+        raise ConfigError(
+            f"{path}: {what} cannot be read: {error.strerror}; restore the file from a copy"
+        ) from error
     except msgspec.MsgspecError as error:
         raise ConfigError(
             f"{path}: expected {what}, but the content is invalid: {error}; restore it from a copy"

@@ -229,7 +229,7 @@ def _converted(
             raise ConfigError(f"{source}: invalid value: {error}; correct this key") from error
         where = f"{source}: [{each.table}] {each.key}" if each.key in tables.get(each.table, {}) else each.key
         choices = f"; expected one of {', '.join(each.choices)}" if each.choices else ""
-        raise ConfigError(f"{where}: {text[:1].lower()}{text[1:]}{choices}") from error
+        raise ConfigError(f"{where}: {text[:1].lower()}{text[1:]}{choices}; correct this key") from error
 
 
 def _decode(kind: type[Any], value: Any) -> Any:

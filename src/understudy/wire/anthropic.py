@@ -571,7 +571,8 @@ def _tool_choice(choice: AnthropicToolChoice) -> str | dict[str, Any]:
 def _response_format(format_: AnthropicOutputFormat) -> dict[str, Any]:
     if format_.type != "json_schema":
         raise InvalidRequest(
-            f"output_config.format.type: unsupported value {format_.type!r}, expected json_schema"
+            f"output_config.format.type: unsupported value {format_.type!r}, expected json_schema; send "
+            "that, or leave it out"
         )
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": format_.schema, "strict": True}}
 

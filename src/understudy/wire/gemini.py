@@ -392,7 +392,7 @@ def _response_format(config: GenerationConfig) -> dict[str, Any] | None:
     if config.response_mime_type not in (None, "", "text/plain"):
         raise InvalidRequest(
             f"generationConfig.responseMimeType: unsupported value {config.response_mime_type[:100]!r}, "
-            "expected text/plain or application/json"
+            "expected text/plain or application/json; send one of these"
         )
     return None
 

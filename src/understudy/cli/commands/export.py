@@ -453,7 +453,7 @@ def _origins(requested: str, traits: FormatTraits, store: Store) -> tuple[Origin
     for origin in ORIGINS:
         if requested == origin:
             return (origin,)
-    raise ConfigError(f"--from: expected sessions, rollouts or all, got {requested!r}")
+    raise ConfigError(f"--from: expected sessions, rollouts or all, got {requested!r}; give one of them")
 
 
 def _run_to_export(requested: str | None, store: Store, origins: tuple[Origin, ...]) -> str | None:

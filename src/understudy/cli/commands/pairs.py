@@ -107,7 +107,7 @@ def pairs(
     --output the pairs are only counted.
     """
     if settings.origin not in _FROM:
-        raise ConfigError(f"--from: expected one of {', '.join(_FROM)}, got {settings.origin!r}")
+        raise ConfigError(f"--from: unknown value {settings.origin!r}; give one of {', '.join(_FROM)}")
     if settings.max_tokens is not None and settings.tokenizer is None:
         raise ConfigError("--max-tokens: needs a tokenizer; give --tokenizer MODEL_DIR")
     thinking = thinking_of(settings.thinking) or "only-when-both"

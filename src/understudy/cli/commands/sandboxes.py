@@ -96,5 +96,8 @@ def _remote(name: str) -> RemoteSandboxes:
 
     kind = open_kind(name)
     if not isinstance(kind, RemoteSandboxes):
-        raise ConfigError(f"--sandbox {name}: expected a kind of sandbox on another machine, such as ssh:MACHINE")
+        raise ConfigError(
+            f"--sandbox {name}: its sandboxes are on this machine, where they end with their run; give a kind of "
+            "sandbox on another machine, such as ssh:MACHINE"
+        )
     return kind

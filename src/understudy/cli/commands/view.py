@@ -89,7 +89,7 @@ def view(
         _export(export, directories or [], tokenizer, max_mb, unredacted=unredacted, as_json=json_)
         return
     if unredacted:
-        raise ConfigError("--unredacted: only supported with --export, since nothing is redacted in the browser")
+        raise ConfigError("--unredacted: nothing is redacted in the browser; leave it out, or add --export FILE")
     raise_file_limit()
     here = Path("runs") if Path("runs").is_dir() else Path()
     chosen = [*map(parse_location, directories or ())] or [here]

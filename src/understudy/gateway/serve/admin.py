@@ -158,14 +158,16 @@ class AdminApp:
         if request.path == "/healthz":
             return await _reply(request, 200, {"status": "ok"})
         if not hmac.compare_digest(request.api_key().encode(), self._key):
-            expected = "expected the header `authorization: Bearer KEY`, with the key in admin.key"
+            expected = "send the header `authorization: Bearer KEY` with the key in admin.key"
             raise _AdminError(401, f"invalid admin key: {expected}")
         method, handler = self._routes.get(request.path, ("", None))
         if handler is None:
             paths = ", ".join(["/healthz", *self._routes])
             raise _AdminError(404, f"{request.path[:200]}: no such path; expected one of {paths}")
         if request.method != method:
-            raise _AdminError(405, f"{request.path}: expected {method}, got {request.method[:20]}")
+            raise _AdminError(
+                405, f"{request.path}: expected {method}, got {request.method[:20]}; send it with {method}"
+            )
         await handler(request)
 
     async def _state(self, request: HttpRequest) -> None:

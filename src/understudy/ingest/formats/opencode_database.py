@@ -109,6 +109,7 @@ def _opened(file: LogFile, newest: LogFile | None) -> Generator[sqlite3.Connecti
             database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_LINE)
             if database.execute(_TABLES).fetchone() != (3,):
                 raise OSError(
-                    f"{file.path}: not a database of OpenCode; expected the tables session, message and part"
+                    f"{file.path}: not a database of OpenCode; expected the tables "
+                    "session, message and part: give its opencode.db"
                 )
             yield database

@@ -332,7 +332,9 @@ class CausalModel:
         """Carry out the only supported one of vLLM's collective RPCs: load weights from a directory."""
         call = read_body(command.body, _CollectiveCall)
         if call.method != "reload_weights":
-            raise InvalidRequestError(f"method must be reload_weights, got {call.method!r}", param="method")
+            raise InvalidRequestError(
+                f"method: expected reload_weights, got {call.method!r}; no other is supported", param="method"
+            )
         path = Path(call.kwargs.weights_path) if call.kwargs.weights_path else self._checkpoint.directory
         await self._weights.exchange(path, call.kwargs.weight_version)
         return {"results": [None]}
@@ -389,5 +391,7 @@ class _UnloadAdapter(Struct):
 def _flag(command: ControlRequest, name: str, *, default: bool) -> bool:
     text = command.query.get(name, str(default)).lower()
     if text not in ("true", "false", "1", "0"):
-        raise InvalidRequestError(f"{name} must be true or false, got {command.query[name]!r}", param=name)
+        raise InvalidRequestError(
+            f"{name}: expected true or false, got {command.query[name]!r}; send one of them", param=name
+        )
     return text in ("true", "1")

@@ -102,7 +102,7 @@ class ContainerFiles:
             path = posixpath.join(posixpath.dirname(path), str(status["linkTarget"]))
         raise SandboxError(
             f"cannot read {path} in the sandbox: more than {_MOST_LINKS} links to follow; expected a path "
-            "whose links lead to a file"
+            "whose links lead to a file: give another path"
         )
 
     @contextmanager

@@ -218,8 +218,8 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
         if code is None:
             message = done.stderr.decode(errors="replace").strip()[-500:]
             raise SandboxError(
-                f"cannot run {argv[0]!r} in {where}: "
-                f"{message or 'it could not be started; see `understudy doctor`'}"
+                f"cannot run {argv[0]!r} in {where}: {message or 'it could not be started'}; check the path, and "
+                "this machine with `understudy doctor`"
             )
         return replace(done, exit_code=exit_code_of_shell(code))
 

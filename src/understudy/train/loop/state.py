@@ -180,7 +180,7 @@ class StepState(Struct, frozen=True, kw_only=True):
         if not 0 <= self.solved <= self.collected:
             raise ValueError(
                 f"step {self.step}: solved is {self.solved}, expected 0 to {self.collected}, the number of "
-                "collected rollouts"
+                "collected rollouts: restore the file from a copy"
             )
 
 
@@ -268,7 +268,7 @@ class LoopState(Struct, frozen=True, kw_only=True):
         if any(step.step != number for number, step in enumerate(self.steps, 1)):
             raise ValueError(
                 f"invalid numbers of steps {[step.step for step in self.steps]}; expected 1 to "
-                f"{len(self.steps)}, in this order"
+                f"{len(self.steps)}, in this order: restore the file from a copy"
             )
 
     @property

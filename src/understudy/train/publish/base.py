@@ -43,7 +43,7 @@ class ControlClient:
                 f"invalid server address {base_url!r}: {error}; expected one like http://127.0.0.1:8000"
             ) from error
         if url.scheme not in ("http", "https") or not url.host:
-            raise ConfigError(f"invalid server address {base_url!r}: expected one like http://127.0.0.1:8000")
+            raise ConfigError(f"invalid server address {base_url!r}; give one like http://127.0.0.1:8000")
         path = url.path.rstrip("/").removesuffix("/v1")
         self._url = str(url.with_path(path or "/"))
         self._api_key = api_key
