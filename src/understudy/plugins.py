@@ -27,4 +27,4 @@ def load(kind: str, name: str) -> Any:
     """
     for point in _points(kind).select(name=name):
         return point.load()
-    raise ConfigError(f"{name!r} is not one of the installed {kind}; expected one of: {', '.join(names(kind))}")
+    raise ConfigError(f"{name!r} is not one of the installed {kind}; give one of: {', '.join(names(kind))}")

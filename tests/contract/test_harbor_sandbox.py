@@ -73,7 +73,7 @@ def test_errors_say_what_to_do(provider: HarborProvider, tmp_path: Path) -> None
         ({"python": sys.executable}, "No module named 'harbor'"),
         ({"python": "/no/python"}, "there is no Python /no/python"),
         ({"target": "no-such-provider"}, "no-such-provider"),
-        ({"options": str(broken)}, "expected a JSON object"),
+        ({"options": str(broken)}, "give a JSON object"),
         ({"options": str(tmp_path / "missing")}, "invalid options of harbor's environment"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -85,7 +85,7 @@ def test_errors_say_what_to_do(provider: HarborProvider, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("harbor", "no provider; expected one of harbor's"),
+        ("harbor", "no provider; give one of harbor's"),
         ("harbor:daytona?start_s=0", "start_s"),
     ],
 )

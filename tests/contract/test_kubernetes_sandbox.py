@@ -113,7 +113,7 @@ def test_errors_say_what_to_do(cluster: Cluster, tmp_path: Path) -> None:
     reader = kubernetes_server.kubeconfig(cluster.kubeconfig.parent, cluster.server.port, kubernetes_server.READER)
     stranger = kubernetes_server.kubeconfig(cluster.kubeconfig.parent, cluster.server.port, "unknown")
     for options, message in (
-        ({"template": ""}, "no template; expected kubernetes:NAMESPACE"),
+        ({"template": ""}, "no template; give kubernetes:NAMESPACE"),
         ({"template": str(tmp_path / "missing.yaml")}, "cannot read the pod's template"),
         ({"template": str(broken)}, "cannot read the pod's template"),
         ({"template": str(deployment)}, "got 'ConfigMap'; expected one object of kind Pod"),

@@ -149,7 +149,7 @@ def test_a_store_that_is_named_twice_counts_once(tmp_path: Path) -> None:
         (("--drop", "runs"), "--drop needs --older-than or --keep-runs"),
         (("--keep-runs", "1"), "--keep-runs only applies with --drop"),
         (("--drop", "runs", "--older-than", "soon"), "--older-than: invalid duration 'soon'"),
-        (("--drop", "tokens"), "--drop: invalid value 'tokens'; expected some of: runs, bodies, token-values"),
+        (("--drop", "tokens"), "--drop: invalid value 'tokens'; give some of: runs, bodies, token-values"),
         (("nowhere",), "nowhere is not a directory"),
     ],
 )

@@ -110,8 +110,8 @@ def test_what_does_not_work_is_said(machine: ssh_server.SshMachine, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ssh", "expected a machine"),
-        ("ssh:-oProxyCommand=x", "expected a machine"),
+        ("ssh", "give a machine"),
+        ("ssh:-oProxyCommand=x", "give a machine"),
         ("local:machine", "have no options target"),
     ],
 )

@@ -48,7 +48,7 @@ def test_a_run_is_shown_with_its_queue_its_workers_and_its_faults(store: Store) 
     (worker,) = status.workers
     assert (worker.id, worker.capacity, worker.held, worker.alive) == ("machine-1", 3, 1, True)
     assert [each.queue.run_id for each in store_status(store, "other").runs] == ["other"]
-    with pytest.raises(ConfigError, match="has no run 'none' with rollouts; expected one of: run, other"):
+    with pytest.raises(ConfigError, match="has no run 'none' with rollouts; give one of: run, other"):
         store_status(store, "none")
 
 

@@ -214,7 +214,7 @@ def test_what_cannot_be_exported_is_refused_in_words(tmp_path: Path):
     failed = understudy("view", "--export", tmp_path, run)
     assert failed.returncode == 2 and "is a directory" in failed.stderr
     failed = understudy("view", "--unredacted", run)
-    assert failed.returncode == 2 and "only supported with --export" in failed.stderr
+    assert failed.returncode == 2 and "nothing is redacted in the browser" in failed.stderr
 
 
 def test_tokens_of_a_secret_are_hidden_one_by_one():

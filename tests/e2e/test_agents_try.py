@@ -73,7 +73,7 @@ def test_an_agent_is_interrupted_although_the_command_ignores_interrupts() -> No
 def test_a_behaviour_that_is_not_there_is_an_error() -> None:
     done = understudy("agents", "try", "mini-swe-agent", "--behaviour", "subagent")
     assert done.returncode == 2
-    assert "unknown behaviour 'subagent' of mini-swe-agent; expected one of: edit, " in done.stderr
+    assert "unknown behaviour 'subagent' of mini-swe-agent; give one of: edit, " in done.stderr
 
 
 def test_a_version_that_is_not_there_is_an_error() -> None:

@@ -65,7 +65,7 @@ class AcpAgent:
             self._argv = shlex.split(command)
         except ValueError as error:
             raise ConfigError(
-                f"--agent acp:{command}: invalid command: {error}; expected a command line with closed "
+                f"--agent acp:{command}: invalid command: {error}; give a command line with closed "
                 'quotes, as in --agent "acp:gemini --acp"'
             ) from error
         if not self._argv:
@@ -173,5 +173,5 @@ def make_agent(name: str, options: Mapping[str, str]) -> Agent:
         )
     if kind not in (names := plugins.names("agents")):
         choices = (f"{AcpAgent.name}:COMMAND" if each == AcpAgent.name else each for each in names)
-        raise ConfigError(f"unknown agent {name!r}; expected one of: {', '.join(choices)}")
+        raise ConfigError(f"unknown agent {name!r}; give one of: {', '.join(choices)}")
     return plugins.load("agents", kind)(**options, **({"command": command} if separator else {}))

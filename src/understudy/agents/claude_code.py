@@ -162,9 +162,7 @@ class ClaudeCode:
         skills: str = "",
     ) -> None:
         if run_method not in RUN_METHODS:
-            raise ConfigError(
-                f"--run-method: unknown value {run_method!r}; expected one of: {', '.join(RUN_METHODS)}"
-            )
+            raise ConfigError(f"--run-method: unknown value {run_method!r}; give one of: {', '.join(RUN_METHODS)}")
         if open_file_limit and not (
             open_file_limit.isascii() and open_file_limit.isdigit() and int(open_file_limit)
         ):
@@ -305,7 +303,7 @@ def _check_servers(mcp_config: str) -> None:
         msgspec.json.decode(mcp_config, type=_McpConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"--mcp-config: {error}; expected "
+            f"--mcp-config: {error}; give "
             '{"mcpServers": {"NAME": {"command": "PROGRAM", "args": [...]}}} with programs of the sandbox, which '
             "has no network"
         ) from error

@@ -32,7 +32,7 @@ def read_tool_names(
     for name in names:
         if name not in available:
             raise ConfigError(
-                f"--tools: {agent} has no tool {name!r}{_suggestion(name, available)}; expected some of: "
+                f"--tools: {agent} has no tool {name!r}{_suggestion(name, available)}; give some of: "
                 f"{', '.join(listed)}"
             )
     return names

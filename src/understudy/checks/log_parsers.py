@@ -342,9 +342,7 @@ def check_parser(name: str, where: str) -> None:
             "swebench package may have it: pip install 'understudy[swebench]'"
         )
     if name not in (names := swebench_parsers()):
-        raise TaskError(
-            f"{where}: checks.parser: unknown parser {name!r}; expected one of {', '.join(sorted(names))}"
-        )
+        raise TaskError(f"{where}: checks.parser: unknown parser {name!r}; give one of {', '.join(sorted(names))}")
 
 
 def parse_log(

@@ -32,7 +32,7 @@ def duration_s(option: str, text: str) -> float:
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f"{option}: invalid duration {text!r}; expected a number with a unit, such as 90m, 8h or 30d"
+            f"{option}: invalid duration {text!r}; give a number with a unit, such as 90m, 8h or 30d"
         )
     return float(match[1]) * _SECONDS[match[2]]
 

@@ -53,7 +53,7 @@ def gateway_config(settings: BackendSettings, *, backend: str | None) -> Gateway
     if backend is None:
         raise ConfigError(f"missing backend; give one of {', '.join(BACKENDS)}, or --config FILE")
     if backend not in BACKENDS:
-        raise ConfigError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
+        raise ConfigError(f"unknown backend {backend!r}; give one of {', '.join(BACKENDS)}")
     if backend == "embedded" and not urls:
         if high or low:
             raise ConfigError(
@@ -255,7 +255,7 @@ class ModelSettings(BackendSettings, frozen=True, kw_only=True):
         for text in self.policy_arg:
             key, equals, value = text.partition("=")
             if not equals or not key:
-                raise ConfigError(f"--policy-arg: invalid value {text!r}; expected KEY=VALUE, such as p=0.5")
+                raise ConfigError(f"--policy-arg: invalid value {text!r}; give KEY=VALUE, such as p=0.5")
             arguments[key] = value
         return arguments
 
@@ -457,7 +457,7 @@ def roles_of(names: str | None, usual: tuple[Role, ...]) -> tuple[Role, ...]:
         return usual
     chosen = {name.strip() for name in names.split(",") if name.strip()}
     if unknown := chosen.difference(ROLES):
-        raise ConfigError(f"--roles: unknown role {min(unknown)!r}; expected some of: {', '.join(ROLES)}")
+        raise ConfigError(f"--roles: unknown role {min(unknown)!r}; give some of: {', '.join(ROLES)}")
     return tuple(role for role in ROLES if role in chosen)
 
 

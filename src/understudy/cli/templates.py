@@ -21,9 +21,7 @@ def chat_template(directory: Path | None) -> Generator[RenderingTemplate | None]
         yield None
         return
     if not directory.is_dir():
-        raise ConfigError(
-            f"--tokenizer: {directory} is not a directory; expected one with a model's tokenizer.json"
-        )
+        raise ConfigError(f"--tokenizer: {directory} is not a directory; give one with a model's tokenizer.json")
     from understudy.gateway.exact.codec import LocalCodec
 
     with asyncio.Runner() as runner:

@@ -534,7 +534,7 @@ class Corpus:
         attempts = {attempt.id.removeprefix(CLIENT): attempt for attempt in self.store.keys.clients()}
         if unknown := [name for name in chosen.clients if name not in attempts]:
             raise ConfigError(
-                f"the store has no key {unknown[0]!r}; expected one of: "
+                f"the store has no key {unknown[0]!r}; give one of: "
                 f"{', '.join(map(repr, attempts)) or 'none, it has no keys'}"
             )
         for name in dict.fromkeys(chosen.clients):

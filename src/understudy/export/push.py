@@ -43,7 +43,7 @@ def plan_push(directory: Path, repo: str, *, private: bool = True, unredacted: b
         raise ConfigError(f"{directory} is not an export (missing {MANIFEST}); make one with: understudy export")
     if not _REPO.fullmatch(repo):
         raise ConfigError(
-            f"invalid repository name {repo!r}; expected OWNER/DATASET, with letters, digits, dots, dashes "
+            f"invalid repository name {repo!r}; give OWNER/DATASET, with letters, digits, dots, dashes "
             "and underscores"
         )
     # An export without this field is from an older release; what is not known to be redacted counts as unredacted.

@@ -252,9 +252,7 @@ def _check_url(key: str, url: str) -> None:
             f"{key}: unsupported: a password in the address; name an environment variable in api_key_env instead"
         )
     if not valid:
-        raise ConfigError(
-            f"{key}: invalid address {url!r}; expected one like http://host:port/v1 or https://host/v1"
-        )
+        raise ConfigError(f"{key}: invalid address {url!r}; give one like http://host:port/v1 or https://host/v1")
 
 
 def _with_key(message: str) -> str:

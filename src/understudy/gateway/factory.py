@@ -157,7 +157,7 @@ async def _check_served(key: str, name: str, urls: Sequence[str], backends: Sequ
             raise answer
         elif name not in answer:
             raise ConfigError(
-                f"{key}.model: the server at {url} has no model {name!r}; expected one of: {', '.join(answer)}"
+                f"{key}.model: the server at {url} has no model {name!r}; give one of: {', '.join(answer)}"
             )
     if len(down) == len(backends):
         raise down[0]

@@ -83,7 +83,7 @@ def open_predictions(name: str, tasks: Iterable[Task], wanted: Collection[str] |
     kinds = {".jsonl": _JsonlPredictions, ".json": _JsonPredictions}
     if path.suffix not in kinds:
         raise ConfigError(
-            f"{name}: unsupported file name; expected a .jsonl or .json file of predictions, or {GOLD!r}"
+            f"{name}: unsupported file name; give a .jsonl or .json file of predictions, or {GOLD!r}"
         )
     try:
         predictions = kinds[path.suffix](path, wanted)

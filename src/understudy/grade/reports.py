@@ -113,7 +113,7 @@ def name_part(name: str) -> str:
     part = name.replace("/", "__")
     if not part or part.startswith(".") or not part.isprintable() or "\\" in part or len(os.fsencode(part)) > 180:
         raise TaskError(
-            f"{name[:80]!r} cannot be part of a file name; expected printable characters, no backslash, not "
+            f"{name[:80]!r} cannot be part of a file name; use printable characters, no backslash, not "
             "beginning with a dot, at most 180 bytes"
         )
     return part

@@ -102,7 +102,7 @@ def _walk(paths: Iterable[Path], skipped: Counter[str], errors: list[str] | None
             mode = path.stat().st_mode
         except OSError as error:
             raise ConfigError(
-                f"cannot read {path}: {error.strerror}; expected a log, a directory of logs or a zip archive"
+                f"cannot read {path}: {error.strerror}; give a log, a directory of logs or a zip archive"
             ) from error
         if stat.S_ISDIR(mode):
             yield from _tree(path, skipped, errors)

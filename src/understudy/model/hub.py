@@ -91,7 +91,7 @@ def fetch_from_hub(
         text = " ".join(str(getattr(error, "server_message", None) or error).split())[:300]
         raise ConfigError(f"the hub refused {name} (status {status}): {text}; {remedy}") from error
     except errors.HFValidationError as error:
-        raise ConfigError(f"invalid name of a model {name!r}: {error}; expected OWNER/NAME") from error
+        raise ConfigError(f"invalid name of a model {name!r}: {error}; give OWNER/NAME") from error
     except network as error:
         raise ConfigError(
             f"the hub cannot be reached: {type(error).__name__}: {error}; check the network and HF_ENDPOINT, or "

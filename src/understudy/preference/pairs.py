@@ -77,7 +77,7 @@ def replay_pairs(
     Raises ConfigError for an invalid `where`, StoreError if something cannot be read.
     """
     if minimum < 1:
-        raise ConfigError(f"--minimum is {minimum}; expected at least 1 vote for an agreement")
+        raise ConfigError(f"--minimum is {minimum}; give at least 1 vote for an agreement")
     tally = tally if tally is not None else PairCounts()
     checked = checked or Checks()
     checked.doubted = store.votes.doubted_pairs()

@@ -53,7 +53,7 @@ class CostBudget:
 
     def __init__(self, limit_usd: float | None, before: float = 0.0) -> None:
         if limit_usd is not None and not 0 < limit_usd < 1e9:
-            raise ConfigError(f"--max-cost is {limit_usd}; expected a positive number of US dollars")
+            raise ConfigError(f"--max-cost is {limit_usd}; give a positive number of US dollars")
         self.limit = None if limit_usd is None else math.floor(round(limit_usd * UNITS, 3))
         self.spent = to_units(before)
         self.held = 0

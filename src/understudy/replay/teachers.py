@@ -114,7 +114,7 @@ def read_teachers(path: Path) -> Teachers:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}; correct it") from error
     if unknown := sorted(data.keys() - {"teachers", JUDGE}):
-        raise ConfigError(f"{path}: {unknown[0]}: unknown key; expected [teachers.NAME] and [{JUDGE}]")
+        raise ConfigError(f"{path}: {unknown[0]}: unknown key; give [teachers.NAME] and [{JUDGE}]")
     tables = data.get("teachers")
     if not isinstance(tables, dict) or not tables:
         raise ConfigError(
@@ -151,9 +151,7 @@ def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
         raise ConfigError(f"{path}: {key}.{str(error).removeprefix(_MODEL)}") from error
     for field_, price in msgspec.to_builtins(teacher.price or {}).items():
         if price is not None and not 0 <= price < 1e6:
-            raise ConfigError(
-                f"{path}: {key}.price.{field_}: invalid price {price}; expected US dollars, 0 or more"
-            )
+            raise ConfigError(f"{path}: {key}.price.{field_}: invalid price {price}; give US dollars, 0 or more")
     return teacher
 
 

@@ -49,7 +49,7 @@ def store_status(store: Store, run_id: str | None = None) -> StoreStatus:
         chosen = [queue for queue in queues if queue.run_id == run_id]
         if not chosen:
             names = ", ".join(queue.run_id for queue in queues) or "none"
-            raise ConfigError(f"{store.location} has no run {run_id!r} with rollouts; expected one of: {names}")
+            raise ConfigError(f"{store.location} has no run {run_id!r} with rollouts; give one of: {names}")
     else:
         chosen = [queue for queue in queues if queue.is_open] or queues[-1:]
     return StoreStatus(str(store.location), [_status(store, queue) for queue in chosen], store.leases.workers())

@@ -385,7 +385,7 @@ def chosen_behaviours(agent: str, names: Sequence[str]) -> list[Behaviour]:
     for name in names:
         if name not in known:
             raise ConfigError(
-                f"--behaviour: unknown behaviour {name!r} of {agent}; expected one of: {', '.join(known)}"
+                f"--behaviour: unknown behaviour {name!r} of {agent}; give one of: {', '.join(known)}"
             )
     return [behaviour for behaviour in behaviours if not names or behaviour.name in names]
 

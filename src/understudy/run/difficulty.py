@@ -55,7 +55,7 @@ def parse_solve_rates(option: str, text: str) -> SolveRates:
     match = re.fullmatch(r"(\d*\.?\d+)\.\.(\d*\.?\d+)", text)
     if match is None or not float(match[1]) <= float(match[2]) <= 1:
         raise ConfigError(
-            f"{option}: invalid bounds {text!r}; expected LOW..HIGH, two numbers from 0 to 1, such as 0.1..0.9"
+            f"{option}: invalid bounds {text!r}; give LOW..HIGH, two numbers from 0 to 1, such as 0.1..0.9"
         )
     return SolveRates(float(match[1]), float(match[2]))
 

@@ -182,7 +182,6 @@ async def _read_load(session: aiohttp.ClientSession, url: str) -> EngineLoad:
         ) from error
     if load is None:
         raise ConfigError(
-            f"{url}: has no known metrics of load; expected those of vLLM, or of SGLang started with "
-            "--enable-metrics"
+            f"{url}: has no known metrics of load; use vLLM, or SGLang started with --enable-metrics"
         )
     return load

@@ -380,7 +380,7 @@ def open_kind(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
         options_of_kind = [each for each in inspect.signature(adapter).parameters if each != "progress"]
         raise ConfigError(
             f"--sandbox {name}: {kind_name} sandboxes have no options {', '.join(sorted(unknown))}; "
-            f"expected some of {', '.join(options_of_kind) or 'none'}"
+            f"give some of {', '.join(options_of_kind) or 'none'}"
         )
     return adapter(**named, **(options or {}))
 

@@ -71,7 +71,7 @@ class UnsafeSandbox(Sandbox):
         host_path = Path(self._host(str(PurePosixPath(self.workdir, path))))
         if not host_path.resolve().is_relative_to(self._root.resolve()):
             raise SandboxError(
-                f"{path}: unsafe-local only writes below its own directory {self._root}; expected a path below it"
+                f"{path}: unsafe-local only writes below its own directory {self._root}; give a path below it"
             )
         return host_path
 
@@ -130,7 +130,7 @@ class UnsafeSandbox(Sandbox):
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise SandboxError(f"cannot read {path}: {error.strerror}; expected a readable file") from error
+            raise SandboxError(f"cannot read {path}: {error.strerror}; give a readable file") from error
         return await asyncio.to_thread(read_regular, descriptor, path, limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:

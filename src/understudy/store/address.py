@@ -72,7 +72,7 @@ def parse_location(text: str | os.PathLike[str]) -> StoreLocation:
         return StoreUrl(name)
     if "://" in name:
         raise ConfigError(
-            f"{name.partition('://')[0]}:// is not a supported kind of store; expected a directory, or "
+            f"{name.partition('://')[0]}:// is not a supported kind of store; give a directory, or "
             "postgresql://USER@HOST:PORT/DATABASE"
         )
     return Path(name)

@@ -386,7 +386,7 @@ def check_run_id(run_id: str | None, run_ids: Sequence[str]) -> None:
     """Raise ConfigError if `run_id` is given and not one of `run_ids`, the runs of the store."""
     if run_id is not None and run_id not in run_ids:
         raise ConfigError(
-            f"the store has no run {run_id!r}; expected one of: {', '.join(run_ids) or 'none, it has no runs'}"
+            f"the store has no run {run_id!r}; give one of: {', '.join(run_ids) or 'none, it has no runs'}"
         )
 
 

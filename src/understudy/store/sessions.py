@@ -306,7 +306,7 @@ class SessionRepository(Repository):
         Raises ConfigError if the column is not in `COLUMNS`, and like `select`.
         """
         if column not in COLUMNS:
-            raise ConfigError(f"unknown column {column!r}; expected one of: {', '.join(COLUMNS)}")
+            raise ConfigError(f"unknown column {column!r}; give one of: {', '.join(COLUMNS)}")
         counts = (column, "count(*)", "count(DISTINCT trace_key)")
         with self._database.driver.turns_connection() as raw:
             return [(row[0], row[1], row[2]) for row in select_turns(raw, counts, where, None, group=column)]

@@ -88,7 +88,7 @@ def read_dockerfile(path: Path) -> DockerfileRecipe:
         except _UnsupportedInstruction as refusal:
             raise TaskError(f"{path}:{line}: {refusal}") from refusal
     if not recipe.image:
-        raise TaskError(f"{path}: has no FROM; expected a Dockerfile that begins with one")
+        raise TaskError(f"{path}: has no FROM; give a Dockerfile that begins with one")
     if recipe.workdir in ("", "/"):
         raise TaskError(f"{path}: has no WORKDIR below /, whose content is the task's tree; add one")
     _check_paths(recipe)
@@ -338,7 +338,7 @@ def _apply_copy(step: CopyStep, recipe: DockerfileRecipe, tree: Path) -> None:
             matches = [context] if relative == "." else sorted(context.glob(relative))
         except ValueError as error:
             raise TaskError(
-                f"{where}: invalid source {pattern!r}: {error}; expected a path or pattern relative to {context}"
+                f"{where}: invalid source {pattern!r}: {error}; give a path or pattern relative to {context}"
             ) from error
         if not matches:
             raise TaskError(f"{where}: {pattern!r} matches nothing in {context}; correct it, or add the file")

@@ -151,8 +151,7 @@ def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
         count += 1
         if count > _MAX_STATEMENTS:
             raise TaskError(
-                f"eval_script: has more than {_MAX_STATEMENTS} statements, the maximum; expected a script of "
-                "SWE-bench"
+                f"eval_script: has more than {_MAX_STATEMENTS} statements, the maximum; give a script of SWE-bench"
             )
         while text.endswith("\\") or len(text) > _MAX_CHARS or _open(text):
             if index - first > _MAX_LINES or len(text) > _MAX_CHARS:
@@ -280,10 +279,12 @@ def _command(lines: Sequence[str]) -> str:
             command = "\n".join(lines[:index]).strip("\n")
             if not command.strip():
                 raise TaskError(
-                    f"eval_script: has no command between the lines with {START!r} and {END!r}; expected the "
+                    f"eval_script: has no command between the lines with {START!r} and {END!r}; put the "
                     "test command there"
                 )
             if START in command:
-                raise TaskError(f"eval_script: has {START!r} twice; expected it once, before the tests")
+                raise TaskError(
+                    f"eval_script: has {START!r} twice, expected it once, before the tests; correct the row"
+                )
             return command
     raise TaskError(f"eval_script: has no line with {END!r} after the tests; add it")

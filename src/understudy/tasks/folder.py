@@ -215,7 +215,8 @@ async def _gold(
             )
             if done.exit_code != 0:
                 raise TaskError(
-                    f"{script}: {describe_end(done)}; expected it to solve the task and end with exit code 0"
+                    f"{script}: {describe_end(done)}; expected it to solve the task and end with exit "
+                    "code 0; correct it"
                 )
             gold_patch = await extract_patch(sandbox, prepared.git)
         except GraderError as error:
@@ -258,7 +259,7 @@ def _read_folder(
 def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
     path = folder / "task.toml"
     if not folder.is_dir():
-        raise TaskError(f"{folder}: no such directory; expected a task folder")
+        raise TaskError(f"{folder}: no such directory; give a task folder")
     if not path.is_file():
         if (folder / "environment").is_dir():
             raise TaskError(f"{path}: missing, but a folder with environment/ needs it; add it")
@@ -292,7 +293,7 @@ def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
         for name, value in env.items():
             if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
                 raise TaskError(
-                    f"{path}: {key}.env: invalid name {name!r}; expected letters, digits and _, not "
+                    f"{path}: {key}.env: invalid name {name!r}; give letters, digits and _, not "
                     "beginning with a digit"
                 )
             if "${" in value:

@@ -51,7 +51,7 @@ async def load_source(
         return LoadedTasks(await _load_folders(folders, sandboxes, cache, wanted))
     if path.is_file() or rows.is_dataset(path):
         return await asyncio.to_thread(load_file, path, split, images, wanted)
-    raise TaskError(f"{spec}: unsupported kind of file or directory; expected {_EXPECTED}")
+    raise TaskError(f"{spec}: unsupported kind of file or directory; give {_EXPECTED}")
 
 
 def load_file(
@@ -81,7 +81,7 @@ def _locate(spec: str) -> tuple[Path, str] | rows.HubName:
         return Path(directory), split
     name = rows.parse_hub_name(spec)
     if name is None or path.suffix in _FILES or path.parent.exists():
-        raise TaskError(f"{spec}: does not exist; expected {_EXPECTED}")
+        raise TaskError(f"{spec}: does not exist; give {_EXPECTED}")
     return name
 
 

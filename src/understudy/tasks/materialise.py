@@ -53,11 +53,11 @@ def read_text(path: Path, what: str) -> str:
     try:
         text = path.read_bytes().decode()
     except OSError as error:
-        raise TaskError(f"{path}: {error.strerror}; expected {what}") from error
+        raise TaskError(f"{path}: {error.strerror}; give {what}") from error
     except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: is not UTF-8: {error}; expected {what} in UTF-8") from error
+        raise TaskError(f"{path}: is not UTF-8: {error}; give {what} in UTF-8") from error
     if not text.strip():
-        raise TaskError(f"{path}: is empty; expected {what}")
+        raise TaskError(f"{path}: is empty; give {what}")
     return text
 
 
@@ -69,8 +69,7 @@ def relative_path(name: str, where: str) -> PurePosixPath:
     bad = path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name
     if bad or any(part.lower() == ".git" for part in path.parts):
         raise TaskError(
-            f"{where}: invalid path {name!r}; expected a relative path inside the tree, "
-            "without '..', '.git' or NUL"
+            f"{where}: invalid path {name!r}; give a relative path inside the tree, without '..', '.git' or NUL"
         )
     return path
 
@@ -88,7 +87,7 @@ def materialise(source: Source, into: Path, cache: Path) -> None:
         case Files():
             _write(source.files, into)
         case ImageTree():
-            raise TaskError("checks.source: a container image is unsupported; expected files or a directory")
+            raise TaskError("checks.source: a container image is unsupported; give files or a directory")
 
 
 def fetch(sdist: Sdist, cache: Path) -> Path:

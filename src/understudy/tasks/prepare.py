@@ -178,7 +178,7 @@ def git_environment(git_dir: Path, tree: Path) -> dict[str, str]:
 def _check_paths(task: Task) -> None:
     where = f"task {task.instance_id}"
     if not task.workdir.startswith("/") or task.workdir == "/" or ".." in task.workdir.split("/"):
-        raise TaskError(f"{where}: workdir is {task.workdir!r}; expected an absolute path below /")
+        raise TaskError(f"{where}: workdir is {task.workdir!r}; give an absolute path below /")
     if isinstance(task.checks, PytestChecks):
         for name in task.checks.files:
             relative_path(name, f"{where}: checks.files")

@@ -31,12 +31,12 @@ class ImageChoice(Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.namespace and self.namespace != "none" and not _NAMESPACE.fullmatch(self.namespace):
             raise ConfigError(
-                f"namespace {self.namespace!r} cannot be part of an image's name; expected lower-case letters, "
+                f"namespace {self.namespace!r} cannot be part of an image's name; give lower-case letters, "
                 "digits and ._-/ as in swebench or registry.example:5000/swebench"
             )
         if self.instance_image_tag is not None and not _TAG.fullmatch(self.instance_image_tag):
             raise ConfigError(
-                f"instance image tag {self.instance_image_tag!r}: invalid tag; expected letters, digits and ._-"
+                f"instance image tag {self.instance_image_tag!r}: invalid tag; give letters, digits and ._-"
             )
 
 

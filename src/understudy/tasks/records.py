@@ -117,7 +117,7 @@ def check(task: Task, where: str) -> None:
     """Raise TaskError, naming `where` and the key, when a task violates a rule that its types cannot express."""
     for key, holds, expected in _RULES:
         if not holds(task):
-            raise TaskError(f"{where}: {key}: invalid value, expected {expected}; correct it in the task")
+            raise TaskError(f"{where}: {key}: expected {expected}; correct it in the task")
 
 
 def record(data: object, where: str, base: Path) -> Task:
@@ -156,7 +156,7 @@ def _directory(source: Directory, where: str, base: Path, outside: list[str]) ->
             outside.append(f"{where}: {source.path!r}")
     except (OSError, ValueError, RuntimeError) as error:  # a circle of links, or a NUL byte
         raise TaskError(
-            f"{where}: {source.path!r} is not a usable path: {error}; expected a directory's path without NUL"
+            f"{where}: {source.path!r} is not a usable path: {error}; give a directory's path without NUL"
         ) from error
     return Directory(str(path))
 

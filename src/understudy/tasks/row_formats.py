@@ -88,7 +88,7 @@ def _base_commit(row: DatasetRow) -> str:
     """Return the commit that the repository in the image is at."""
     commit = row.text("base_commit")
     if not _COMMIT.fullmatch(commit):
-        raise TaskError("base_commit: invalid commit; expected 40 lower-case hex digits")
+        raise TaskError("base_commit: invalid commit, expected 40 lower-case hex digits; correct the row")
     return commit
 
 
@@ -152,9 +152,11 @@ def _checks_by_script(row: DatasetRow, test_patch: str) -> tuple[SuiteChecks, st
     script = row.text("eval_script")
     phases = eval_script.split_script(script, WORKDIR)
     if phases.test_patch is None:
-        raise TaskError("eval_script: does not apply the test patch; expected it in a here-document for git apply")
+        raise TaskError("eval_script: does not apply the test patch; give it in a here-document for git apply")
     if phases.test_patch.strip() != test_patch.strip():
-        raise TaskError("eval_script: applies another test patch than the row's test_patch; expected the same")
+        raise TaskError(
+            "eval_script: applies another test patch than the row's test_patch, expected the same; correct the row"
+        )
     eval_type = row.text("eval_type", "pass_and_fail")
     if eval_type not in _ONLY_FAILURES_COUNT:
         raise TaskError(
@@ -242,7 +244,7 @@ def _swe_bench_live(row: DatasetRow, choice: ImageChoice) -> Task:
         )
     tests, prints = row.lines("test_cmds"), row.lines("print_cmds")
     if not tests:
-        raise TaskError("test_cmds: is empty; expected at least one command")
+        raise TaskError("test_cmds: is empty; give at least one command")
     if prints:  # the log is printed by a later command; the exit code that counts is that of the tests
         tests = (*tests, "tests_ended=$?", *prints, "(exit $tests_ended)")
     test_patch = row.text("test_patch")
@@ -258,7 +260,7 @@ def _swe_bench_live(row: DatasetRow, choice: ImageChoice) -> Task:
     )
     image = row.text("docker_image") if row.has("docker_image") else ""
     if "/sweb.eval.win." in image:
-        raise TaskError("docker_image: is for Windows; expected one for Linux")
+        raise TaskError("docker_image: is for Windows; give one for Linux")
     image = named_image(image, choice) if image else instance_image(row.text("instance_id"), choice, "starryzhang")
     return _make_task(row, checks, image=image, dataset="swe-bench-live")
 
@@ -341,7 +343,7 @@ def _swe_smith(row: DatasetRow, choice: ImageChoice) -> Task:
     try:
         gold = diffs.reverse(bug)
     except ValueError as error:
-        raise TaskError(f"patch: cannot be reversed: {error}; expected a unified diff") from error
+        raise TaskError(f"patch: cannot be reversed: {error}; give a unified diff") from error
     statement = row.text("problem_statement", "")
     if not statement.strip():
         raise TaskError("problem_statement: is empty; add a text for the agent, or leave the row out")

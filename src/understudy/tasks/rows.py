@@ -119,7 +119,7 @@ def _decoded(data: bytes, where: str) -> Any:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TaskError(
-            f"{where}: invalid JSON: {error}; expected one JSON object a line, or a list of them"
+            f"{where}: invalid JSON: {error}; give one JSON object a line, or a list of them"
         ) from error
 
 
@@ -254,7 +254,7 @@ class DatasetRow:
         if not isinstance(value, str):
             raise TaskError(f"{key}: expected a string, got {json_type(value)}; correct the row")
         if not value.strip() and default is None:
-            raise TaskError(f"{key}: is empty; expected a string that is not blank")
+            raise TaskError(f"{key}: is empty; give a string that is not blank")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:

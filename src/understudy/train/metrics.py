@@ -34,7 +34,7 @@ def parse_trackers(choice: str) -> tuple[str, ...]:
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(
-                f"--track: {name!r} is not supported; expected auto, none, or some of {', '.join(TRACKERS)}"
+                f"--track: {name!r} is not supported; give auto, none, or some of {', '.join(TRACKERS)}"
             )
         if find_spec(name) is None:
             raise ConfigError(

@@ -230,7 +230,7 @@ class DistillOptions(GRPOOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         super().__post_init__()
         if self.teacher_coefficient == 0:
             raise ConfigError(
-                "teacher_coefficient is 0, so nothing would be learned from the teacher; expected a "
+                "teacher_coefficient is 0, so nothing would be learned from the teacher; give a "
                 "value above 0, or no teacher"
             )
         if self.temperature != 1:

@@ -243,7 +243,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; expected a readable TOML file") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; give a readable TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: invalid TOML: {error}; correct it") from error
 

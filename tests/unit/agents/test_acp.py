@@ -176,7 +176,7 @@ def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
             "no version can be given, .* try another version with: understudy agents try",
         ),
         ("codex:x", {}, "only acp takes a command"),
-        ("moon", {}, "unknown agent 'moon'; expected one of: acp:COMMAND, claude-code, codex"),
+        ("moon", {}, "unknown agent 'moon'; give one of: acp:COMMAND, claude-code, codex"),
     ],
 )
 def test_what_cannot_be_driven_is_refused(name: str, options: dict[str, str], message: str) -> None:

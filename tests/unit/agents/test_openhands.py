@@ -42,5 +42,5 @@ def test_any_other_end_is_a_crash_that_says_why() -> None:
 
 
 def test_an_unknown_tool_is_refused() -> None:
-    with pytest.raises(ConfigError, match="has no tool 'browser'; expected some of: file_editor, finish"):
+    with pytest.raises(ConfigError, match="has no tool 'browser'; give some of: file_editor, finish"):
         OpenHands(tools="terminal,browser")

@@ -27,7 +27,7 @@ def test_the_settings_are_options_of_the_commands_that_get_them(model: str):
 
 
 def test_another_model_is_refused_with_the_names_of_those_there_are():
-    with pytest.raises(ConfigError, match=r"--model gpt: .* expected tiny or smollm2-135m"):
+    with pytest.raises(ConfigError, match=r"--model gpt: .* give tiny or smollm2-135m"):
         demo_settings("gpt")
     refused = understudy("demo", "--quick", "--model", "smollm2-135m")
     assert refused.returncode == 2

@@ -148,7 +148,7 @@ def test_a_key_with_an_invalid_budget_is_refused_and_the_old_key_stays_valid(tmp
 
 
 def test_an_unknown_agent_adapter_is_refused_with_the_available_ones():
-    with pytest.raises(ConfigError, match=r"expected one of: .*claude-code, .*shell"):
+    with pytest.raises(ConfigError, match=r"give one of: .*claude-code, .*shell"):
         plugins.load("agents", "nobody")
 
 

@@ -134,7 +134,7 @@ def test_excluded_tasks_are_matched_against_the_requests_sent(tmp_path: Path):
 def test_unknown_keys_empty_selections_and_missing_options_are_config_errors(tmp_path: Path):
     put_clients(tmp_path / "gateway")
     with Store.open(tmp_path / "gateway", create=False) as store:
-        with pytest.raises(ConfigError, match=r"no key 'carol'; expected one of: 'alice'"):
+        with pytest.raises(ConfigError, match=r"no key 'carol'; give one of: 'alice'"):
             trl.export_tokens(corpus(store, "carol"), tmp_path / "out")
         with pytest.raises(ConfigError, match="no calls with these keys in the chosen time"):
             hf.export(corpus(store, "alice", since=1e9), tmp_path / "out")

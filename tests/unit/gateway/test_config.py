@@ -247,7 +247,7 @@ async def test_exact_endpoints_are_pooled_too() -> None:
 async def test_a_model_that_the_server_lacks_is_a_config_error_at_build() -> None:
     async with FakeVLLM() as server:
         with pytest.raises(
-            ConfigError, match=r"models\.high\.model: the server at .* has no model 'm'; expected one of: fake"
+            ConfigError, match=r"models\.high\.model: the server at .* has no model 'm'; give one of: fake"
         ):
             await build_models(config_from_flags("vllm", [server.url], "m", None))
 

@@ -386,5 +386,5 @@ def test_llama3_json_that_is_not_a_call_to_a_known_tool_stays_text() -> None:
 
 
 def test_an_unknown_tool_format_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="'gpt'; expected one of deepseek, glm, hermes, llama3, qwen3-coder"):
+    with pytest.raises(ConfigError, match="'gpt'; give one of deepseek, glm, hermes, llama3, qwen3-coder"):
         format_named("gpt")

@@ -93,7 +93,7 @@ def test_many_bad_rows_are_counted_and_some_shown(tmp_path: Path):
         ("p.json", "[]", "has no prediction, expected at least one"),
         ("p.json", "{", "expected a JSON list of predictions or an object"),
         ("p.json", '{"instance_id": "a"}\n{"instance_id": "b"}', "use a .jsonl file"),
-        ("p.csv", "a,b", "expected a .jsonl or .json file"),
+        ("p.csv", "a,b", "give a .jsonl or .json file"),
         ("p.jsonl", None, "cannot be read: No such file"),
         (
             "p.jsonl",

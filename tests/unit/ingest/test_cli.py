@@ -184,7 +184,7 @@ def test_a_format_can_be_chosen(tmp_path: Path):
     odd = tmp_path / "terminal.log"
     shutil.copy(DATA / "claude_terminal.txt", odd)
     assert "by format: 5 claude-text" in ingest(odd, "--format", "claude-text", "--dry-run").stdout
-    assert "expected one of: " in ingest(logs, "--format", "nonsense", "--dry-run", code=2).stderr
+    assert "give one of: " in ingest(logs, "--format", "nonsense", "--dry-run", code=2).stderr
 
 
 def test_unreadable_files_are_counted_and_the_others_ingested(tmp_path: Path):

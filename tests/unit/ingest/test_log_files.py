@@ -59,7 +59,7 @@ def test_a_missing_path_or_special_file_is_a_config_error(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"cannot read .*no-such"):
         list(walk_logs([tmp_path / "no-such"], Counter()))
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="got a special file"):
+    with pytest.raises(ConfigError, match="it is a special file"):
         list(walk_logs([tmp_path / "pipe"], Counter()))
 
 

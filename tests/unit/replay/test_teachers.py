@@ -37,7 +37,7 @@ def test_the_file_in_the_docs(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "teachers: expected at least one table"),
+        ("", "teachers: there are none; add at least one table"),
         ("[teacher.x]\nmodel = 'm'\n", "teacher: unknown key"),
         ("[teachers.x]\nmodel = 'm'\n", "teachers.x: Object missing required field `backend`"),
         (
@@ -53,7 +53,7 @@ def test_the_file_in_the_docs(tmp_path: Path):
         ),
         (
             GPT + "base_url = 'ftp://x'\n",
-            "teachers.x.base_url: invalid address 'ftp://x'; expected one like http://host:port/v1",
+            "teachers.x.base_url: invalid address 'ftp://x'; give one like http://host:port/v1",
         ),
         (
             GPT + "max_tokens = 0\n",
@@ -80,7 +80,7 @@ def test_the_file_in_the_docs(tmp_path: Path):
             "[teachers.judge]\nbackend = 'openai'\nmodel = 'm'\n[judge]\nbackend = 'openai'\nmodel = 'm'\n",
             "teachers.judge: this name is reserved for the table [judge]",
         ),
-        ("teachers = 3\n", "teachers: expected"),
+        ("teachers = 3\n", "teachers: there are none"),
         ("[teachers]\nx = 3\n", "teachers.x: Expected `object`"),
         ("][", "is not valid TOML"),
     ],

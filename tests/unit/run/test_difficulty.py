@@ -95,7 +95,7 @@ def test_bounds_are_read(text: str):
 
 @pytest.mark.parametrize("text", ["", "0.5", "0.9..0.1", "-1..1", "0..2", "a..b", "0..1..1", "1e-1..1", "0.1-0.9"])
 def test_bounds_that_are_none_are_refused(text: str):
-    with pytest.raises(ConfigError, match=r"expected LOW\.\.HIGH"):
+    with pytest.raises(ConfigError, match=r"give LOW\.\.HIGH"):
         parse_solve_rates("--solve-rate", text)
 
 

@@ -417,7 +417,7 @@ def test_hub_names_are_parsed_with_split_and_revision():
 
 @pytest.mark.parametrize("spec", ["verified", "tasks/absent.jsonl", "a/b/c", "nothing:test", ""])
 def test_a_source_that_is_neither_path_nor_hub_name_is_refused(spec: str, tmp_path: Path):
-    message = "unsupported kind|does not exist; expected a file of task records"
+    message = "unsupported kind|does not exist; give a file of task records"
     with pytest.raises(TaskError, match=message):
         load(spec, cache=tmp_path)
 

@@ -76,7 +76,7 @@ def _changed_lines(task: Task) -> set[str]:
 
 
 async def test_an_unknown_package_is_refused() -> None:
-    with pytest.raises(TaskError, match="expected one of boltons, inflection, sqlparse, toolz"):
+    with pytest.raises(TaskError, match="give one of boltons, inflection, sqlparse, toolz"):
         await make_mutated(
             "left-pad",
             1,

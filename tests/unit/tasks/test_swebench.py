@@ -121,7 +121,7 @@ def test_the_image_choice_applies_to_classic_and_new_rows(choice: ImageChoice, i
 
 @pytest.mark.parametrize("choice", [{"namespace": "Not An Image"}, {"instance_image_tag": "a b"}])
 def test_an_invalid_image_choice_is_refused(choice: dict[str, str]):
-    with pytest.raises(ConfigError, match="expected"):
+    with pytest.raises(ConfigError, match="; give "):
         ImageChoice(**choice)
 
 
@@ -170,7 +170,7 @@ def phases(checks: SuiteChecks) -> tuple[str, ...]:
         ({"patch": ""}, "patch: is empty"),
         ({"patch": None}, "patch: expected a string, got nothing"),
         ({"problem_statement": " "}, "problem_statement: is empty"),
-        ({"base_commit": "main; rm -rf /"}, "base_commit: invalid commit; expected 40"),
+        ({"base_commit": "main; rm -rf /"}, "base_commit: invalid commit, expected 40"),
         ({"instance_id": "../../x"}, "instance_id: expected letters"),
         ({"version": 2.3}, "version: expected a string, got a number"),
         ({"image_assets": '{"test_patch": [{"path": "a.png"}]}'}, "image_assets: .* network"),

@@ -31,7 +31,7 @@ def check_model(
     temperature, the context length, and thinking. Exits with 1 if something that a run needs is missing.
     """
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{url!r} is not a server address; expected http://host:port/v1")
+        raise ConfigError(f"{url!r} is not a server address; give http://host:port/v1")
     key = os.environ.get(key_env) if key_env else None
     if key_env and not key:
         raise ConfigError(

@@ -121,7 +121,7 @@ def _check(settings: PruneSettings) -> None:
                 "option out"
             )
     if unknown := set(settings.drop) - LOST.keys():
-        raise ConfigError(f"--drop: invalid value {sorted(unknown)[0]!r}; expected some of: {', '.join(LOST)}")
+        raise ConfigError(f"--drop: invalid value {sorted(unknown)[0]!r}; give some of: {', '.join(LOST)}")
     if settings.drop and settings.older_than is None and settings.keep_runs is None:
         raise ConfigError(
             "--drop needs --older-than or --keep-runs, to select the runs; for all runs that have ended, use "

@@ -129,7 +129,7 @@ def ingest(
     begin = timestamp_seconds(since)
     if since is not None and begin is None:
         raise ConfigError(
-            f"--since: invalid date {since!r}; expected a date or time such as 2026-11-21 or 2026-11-21T09:30"
+            f"--since: invalid date {since!r}; give a date or time such as 2026-11-21 or 2026-11-21T09:30"
         )
     selection = StateSelection(begin, project, min_turns, all_roles)
     only = None if format is None else format_named(format)

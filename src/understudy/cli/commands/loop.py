@@ -138,7 +138,7 @@ def _check(settings: LoopSettings) -> None:
         raise ConfigError("the shell agent needs a command; give one with --agent-command 'COMMAND'")
     if schedule.backend not in SERVERS:
         raise ConfigError(
-            f"--backend {schedule.backend}: unsupported for training; expected one of {', '.join(SERVERS)}"
+            f"--backend {schedule.backend}: unsupported for training; give one of {', '.join(SERVERS)}"
         )
     if schedule.backend != "embedded" and not settings.runtime.urls:
         raise ConfigError(f"--backend {schedule.backend} needs --base-url, the address of its server")

@@ -75,15 +75,13 @@ def replay(
     """
     if not _NAME.fullmatch(settings.name):
         raise ConfigError(
-            f"--name: invalid name {settings.name!r}; expected at most 80 letters, digits, dots and hyphens"
+            f"--name: invalid name {settings.name!r}; give one of at most 80 letters, digits, dots and hyphens"
         )
     selected = _select_teachers(read_teachers(teachers), teachers, judge, max_tokens)
     location = parse_location(directory)
     if isinstance(location, Path) and not location.is_dir():
         if location.exists():
-            raise ConfigError(
-                f"{location} is not a directory; expected a store that `understudy ingest --dir` wrote"
-            )
+            raise ConfigError(f"{location} is not a directory; give a store that `understudy ingest --dir` wrote")
         raise ConfigError(f"{location} does not exist; create a store with `understudy ingest --dir {location}`")
     with Store.open(location, create=False) as store:
         work = Replay(store, selected, settings)
@@ -98,7 +96,7 @@ def _select_teachers(teachers: Teachers, file: Path, judge: str | None, max_toke
     if judge is not None:
         if (named := teachers.named(judge)) is None:
             names = ", ".join(teacher.name for teacher in teachers.teachers)
-            raise ConfigError(f"--judge: unknown teacher {judge!r}; expected one of those in {file}: {names}")
+            raise ConfigError(f"--judge: unknown teacher {judge!r}; give one of those in {file}: {names}")
         teachers = Teachers(teachers.teachers, named)
     if max_tokens is None:
         return teachers

@@ -73,7 +73,7 @@ def _store_and_name(names: list[str], directory: str | None) -> tuple[StoreLocat
 
     if len(names) > 2 or (len(names) == 2 and directory is not None):
         raise ConfigError(
-            f"{' '.join(names)}: too many arguments; expected at most a store's directory and one id, or with "
+            f"{' '.join(names)}: too many arguments; give at most a store's directory and one id, or with "
             "--dir only the id"
         )
     if len(names) == 2:

@@ -86,7 +86,7 @@ EVALUATION = ("--evaluation", "--temperature", _EVALUATED_AT)
 def demo_settings(model: str) -> DemoSettings:
     """Return what the demonstration does with a model. Raises ConfigError for a model that it does not know."""
     if model not in MODELS:
-        raise ConfigError(f"--model {model}: the demo has no settings for it; expected {' or '.join(MODELS)}")
+        raise ConfigError(f"--model {model}: the demo has no settings for it; give {' or '.join(MODELS)}")
     return MODELS[model]
 
 

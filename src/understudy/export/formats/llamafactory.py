@@ -74,7 +74,7 @@ def export(
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"--name: invalid dataset name {name!r}; expected at most 100 letters, digits, dots, dashes and "
+            f"--name: invalid dataset name {name!r}; give one of at most 100 letters, digits, dots, dashes and "
             "underscores, beginning with a letter or a digit"
         )
     test = f"{name}_test"

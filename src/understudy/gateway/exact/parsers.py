@@ -435,5 +435,5 @@ def format_named(name: str) -> CompletionFormat:
         return FORMATS[name]
     except KeyError:
         raise ConfigError(
-            f"unsupported output format {name!r}; expected one of {', '.join(sorted(FORMATS))}"
+            f"unsupported output format {name!r}; give one of {', '.join(sorted(FORMATS))}"
         ) from None

@@ -70,7 +70,7 @@ def format_named(name: str) -> LogFormat:
     """Return the format with this name. Raises ConfigError if there is none."""
     formats = {format.name: format for format in FORMATS}
     if name not in formats:
-        raise ConfigError(f"unknown log format {name!r}; expected one of: {', '.join(formats)}")
+        raise ConfigError(f"unknown log format {name!r}; give one of: {', '.join(formats)}")
     return formats[name]
 
 

@@ -204,7 +204,7 @@ def _causal_config(directory: Path) -> Any:
                 f"never executes; give a model of an architecture that transformers supports"
             ) from error
         raise ConfigError(
-            f"{directory / 'config.json'}: invalid or unsupported model: {error}; expected a model "
+            f"{directory / 'config.json'}: invalid or unsupported model: {error}; give a model "
             "that transformers supports"
         ) from error
     if type(config) not in _library.AutoModelForCausalLM._model_mapping:

@@ -179,15 +179,15 @@ def merge_adapter(module: Any, adapter: Path, base: Path) -> Any:
     """Return a copy of a module with a PEFT LoRA adapter merged into it. Raises ConfigError for anything else."""
     config = adapter / "adapter_config.json"
     if not config.is_file():
-        raise ConfigError(f"{adapter} has no adapter_config.json; expected the directory of a PEFT adapter")
+        raise ConfigError(f"{adapter} has no adapter_config.json; give the directory of a PEFT adapter")
     try:
         kind = json.loads(config.read_text("utf-8"))["peft_type"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
-            f"{config}: invalid adapter configuration: {error!r}; expected one that PEFT wrote"
+            f"{config}: invalid adapter configuration: {error!r}; give one that PEFT wrote"
         ) from error
     if kind != "LORA":
-        raise ConfigError(f"{config}: unsupported adapter type {kind!r}; expected LORA")
+        raise ConfigError(f"{config}: unsupported adapter type {kind!r}; give one of the type LORA")
     try:
         import peft
 

@@ -150,7 +150,7 @@ def _wrong_changes(task: ScriptedTask) -> list[Change]:
 def _flaky(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
     probability = _number(arguments, "p", 0.5)
     if not 0 <= probability <= 1:
-        raise ConfigError(f"policy flaky: p is {probability}; expected a number from 0 to 1")
+        raise ConfigError(f"policy flaky: p is {probability}; give a number from 0 to 1")
     seed = _number(arguments, "seed", 0)
 
     def changes(turn: ChatTurn, task: ScriptedTask) -> Sequence[Change]:
@@ -176,12 +176,12 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {"flaky": ("p", "seed")}
 def make_policy(name: str, tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
     """Return the policy called `name`. Raises ConfigError for an unknown name or an invalid argument."""
     if name not in POLICIES:
-        raise ConfigError(f"unknown policy {name!r}; expected one of {', '.join(sorted(POLICIES))}")
+        raise ConfigError(f"unknown policy {name!r}; give one of {', '.join(sorted(POLICIES))}")
     expected = _ARGUMENTS.get(name, ())
     for key in arguments:
         if key not in expected:
             supported = " or ".join(expected) or "none"
-            raise ConfigError(f"policy {name}: unknown argument {key!r}; expected {supported}")
+            raise ConfigError(f"policy {name}: unknown argument {key!r}; give {supported}")
     return POLICIES[name](tasks, arguments)
 
 
@@ -190,4 +190,4 @@ def _number(arguments: Mapping[str, str], key: str, default: _Number) -> _Number
         return type(default)(arguments.get(key, default))
     except ValueError:
         kind = "whole number" if isinstance(default, int) else "number"
-        raise ConfigError(f"policy flaky: {key} is {arguments[key]!r}; expected a {kind}") from None
+        raise ConfigError(f"policy flaky: {key} is {arguments[key]!r}; give a {kind}") from None

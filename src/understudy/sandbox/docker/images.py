@@ -354,9 +354,7 @@ class ImageStore:
         """Return a digest of a directory: of the names, modes, sizes and times of everything in it."""
         if tree not in self._trees:
             if not tree.is_dir():
-                raise SandboxError(
-                    f"cannot open a sandbox on {tree}: it is not a directory; expected a prepared tree"
-                )
+                raise SandboxError(f"cannot open a sandbox on {tree}: it is not a directory; give a prepared tree")
             sha = hashlib.sha256(os.fsencode(tree.resolve()))
             for folder, names, files in os.walk(tree):
                 names.sort()

@@ -188,7 +188,7 @@ class DockerSandboxes(Sandboxes):
         pull_wait_s: float = 15.0,
     ) -> None:
         if cache_level not in get_args(CacheLevel):
-            raise ConfigError(f"cache_level is {cache_level!r}; expected one of {', '.join(get_args(CacheLevel))}")
+            raise ConfigError(f"cache_level is {cache_level!r}; give one of {', '.join(get_args(CacheLevel))}")
         self._image = image
         self._cache_level: CacheLevel = cache_level
         self._clean = clean

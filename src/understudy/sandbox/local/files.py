@@ -86,8 +86,7 @@ def read(root: int, path: str, limit: int, user: int | None) -> bytes:
         raise FileNotFoundError(errno.ENOENT, "no such file in the sandbox", path) from error
     except OSError as error:
         raise SandboxError(
-            f"cannot read {path} in the sandbox: {error.strerror}; expected a file that the sandbox's "
-            "user can read"
+            f"cannot read {path} in the sandbox: {error.strerror}; give a file that the sandbox's user can read"
         ) from error
     return read_regular(descriptor, path, limit)
 
@@ -146,6 +145,5 @@ def write(root: int, path: str, data: bytes, mode: int, user: int | None) -> Non
                 file.write(data)
     except OSError as error:
         raise SandboxError(
-            f"cannot write {path} in the sandbox: {error.strerror}; expected a path that the "
-            "sandbox's user can write"
+            f"cannot write {path} in the sandbox: {error.strerror}; give a path that the sandbox's user can write"
         ) from error

@@ -66,7 +66,7 @@ class HarborSandboxes(WorkerSandboxes):
     ) -> None:
         if not target:
             raise ConfigError(
-                "--sandbox harbor: no provider; expected one of harbor's, such as harbor:daytona?image=IMAGE"
+                "--sandbox harbor: no provider; give one of harbor's, such as harbor:daytona?image=IMAGE"
             )
         address = f"harbor:{target}"
         super().__init__(address, deadline_s=deadline_s, starting=starting)
@@ -120,5 +120,5 @@ def _options(path: str) -> dict[str, Any]:
         return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(
-            f"{path}: invalid options of harbor's environment: {error}; expected a JSON object"
+            f"{path}: invalid options of harbor's environment: {error}; give a JSON object"
         ) from error

@@ -197,7 +197,7 @@ class KubernetesSandboxes(WorkerSandboxes):
         path = self._template_path
         if not path:
             raise ConfigError(
-                f"--sandbox {self._address}: no template; expected kubernetes:NAMESPACE?template=FILE with a "
+                f"--sandbox {self._address}: no template; give kubernetes:NAMESPACE?template=FILE with a "
                 "pod whose image has Understudy (docs/clusters.md shows one)"
             )
         # kubectl reads YAML and JSON; with --local it does not ask the cluster.
@@ -211,9 +211,7 @@ class KubernetesSandboxes(WorkerSandboxes):
         try:
             template = msgspec.json.decode(await self._run(*reading))
         except (SandboxError, msgspec.DecodeError) as error:
-            raise ConfigError(
-                f"{path}: cannot read the pod's template: {error}; expected one pod in YAML"
-            ) from error
+            raise ConfigError(f"{path}: cannot read the pod's template: {error}; give one pod in YAML") from error
         containers = template.get("spec", {}).get("containers")
         if template.get("kind") != "Pod" or not containers or not all(map(_is_container, containers)):
             raise ConfigError(

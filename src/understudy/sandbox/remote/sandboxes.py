@@ -111,7 +111,7 @@ class WorkerSandboxes(RemoteSandboxes):
         except ValueError:
             starting_limit = 0
         if starting_limit < 1:
-            raise ConfigError(f"--sandbox {address}: got starting={starting}; expected a number of at least 1")
+            raise ConfigError(f"--sandbox {address}: got starting={starting}; give a number of at least 1")
         self._address = address
         self._hello: messages.HelloReply | None = None
         self._starting = asyncio.Semaphore(starting_limit)
@@ -245,7 +245,7 @@ def positive_seconds(address: str, option: str, value: str | float) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < float("inf"):
-        raise ConfigError(f"--sandbox {address}: got {option}={value}; expected a number of seconds above 0")
+        raise ConfigError(f"--sandbox {address}: got {option}={value}; give a number of seconds above 0")
     return seconds
 
 

@@ -49,7 +49,7 @@ class History:
         self._repository = repository
         self._git = git_program()
         if not repository.is_dir():
-            raise ConfigError(f"{repository}: no such directory; expected a git repository")
+            raise ConfigError(f"{repository}: no such directory; give a git repository")
         try:
             self._run("rev-parse", "--verify", "HEAD^{commit}")
         except TaskError as error:

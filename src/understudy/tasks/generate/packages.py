@@ -79,7 +79,7 @@ def find_package(name: str) -> Package:
     if entry := CATALOG.get(name):
         return entry
     there = ", ".join(sorted(CATALOG))
-    raise TaskError(f"unknown package {name!r}; expected one of {there}, or functions")
+    raise TaskError(f"unknown package {name!r}; give one of {there}, or functions")
 
 
 # --- the baseline --------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def command() -> list[str]:
     if python:
         if shutil.which(python) is None:
             raise ConfigError(
-                f"{PYTHON} names {python}, which is not an executable program; expected "
+                f"{PYTHON} names {python}, which is not an executable program; give "
                 "the python of LLaMA-Factory's environment"
             )
         return [python, "-c", _RUN]
@@ -165,7 +165,7 @@ def _template(model: Path) -> str:
         kind = msgspec.json.decode((model / "config.json").read_bytes(), type=_Config).model_type
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(
-            f"{model} is not a model directory: config.json: {error}; expected one that save_pretrained wrote"
+            f"{model} is not a model directory: config.json: {error}; give one that save_pretrained wrote"
         ) from error
     if kind not in _TEMPLATES:
         raise ConfigError(

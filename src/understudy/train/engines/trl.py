@@ -82,7 +82,7 @@ class TRLRollouts:
         seed: int = 0,
     ) -> None:
         if not tasks:
-            raise ConfigError("no tasks to collect rollouts of; expected at least one in `tasks`")
+            raise ConfigError("no tasks to collect rollouts of; give at least one in `tasks`")
         self._model = model
         self._tasks = {task.instance_id: task for task in tasks}
         self._output = output
@@ -173,7 +173,7 @@ class TRLRollouts:
             )
         for name, values in _NEUTRAL.items():
             if (value := getattr(trainer.args, name, None)) not in values:
-                raise ConfigError(f"GRPOConfig({name}={value}) is not supported; expected {values[0]}")
+                raise ConfigError(f"GRPOConfig({name}={value}) is not supported; give {values[0]}")
         temperature = float(trainer.args.temperature)
         settings = replace(self._settings, temperature=temperature, evaluation_temperature=temperature)
         directory = LoopDirectory(self._output)

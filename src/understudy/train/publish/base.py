@@ -40,7 +40,7 @@ class ControlClient:
             url = URL(base_url)
         except ValueError as error:
             raise ConfigError(
-                f"invalid server address {base_url!r}: {error}; expected one like http://127.0.0.1:8000"
+                f"invalid server address {base_url!r}: {error}; give one like http://127.0.0.1:8000"
             ) from error
         if url.scheme not in ("http", "https") or not url.host:
             raise ConfigError(f"invalid server address {base_url!r}; give one like http://127.0.0.1:8000")
@@ -231,7 +231,7 @@ class DiskPublisher:
         if method not in self.ways:
             supported = ", ".join(self.ways)
             raise ConfigError(
-                f"unsupported method {method!r} of publishing to this server; expected one of {supported}"
+                f"unsupported method {method!r} of publishing to this server; give one of {supported}"
             )
         self.orders = ControlClient(base_url, api_key, missing=self.missing, timeout_s=timeout_s)
         self._method: PublishMethod = method
