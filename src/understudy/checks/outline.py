@@ -25,7 +25,9 @@ _EMPTY = {ast.List: "[]", ast.Dict: "{}", ast.Set: "set()", ast.Tuple: "()"}
 
 
 Returns = Literal["nothing", "first", "last"]
-"""What new functions return: None, their first argument (mostly `self`), or the last one, called if possible."""
+"""What new functions return: None, their first argument (mostly `self`), or the last one, called if possible.
+Where they make a decorator, it changes nothing.
+"""
 RETURNS: tuple[Returns, ...] = ("nothing", "first", "last")
 
 
@@ -135,13 +137,19 @@ class _Outliner:
                 return function.body
             case _:
                 pass
-        value = self._returned(function.args)
+        value = self._returned(function)
         if not any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function)):
+            return [ast.Return(value)]
+        if self._returns == "first" and not function.decorator_list:
             return [ast.Return(value)]
         yields: list[ast.stmt] = [ast.Expr(ast.Yield(value))]
         return yields if function.decorator_list else [ast.Return(None), *yields]
 
-    def _returned(self, arguments: ast.arguments) -> ast.expr:
+    def _returned(self, function: _Function) -> ast.expr:
+        arguments = function.args
+        if self._returns == "first" and _makes_decorator(function):
+            unchanged = ast.arguments([], [ast.arg("function")], None, [], [], None, [])
+            return ast.Lambda(unchanged, ast.Name("function", ast.Load()))
         names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         names += [arguments.vararg.arg] if arguments.vararg else []
         if not names or self._returns == "nothing":
@@ -172,6 +180,12 @@ def _keyed(statements: Iterable[ast.stmt]) -> dict[_Key, ast.stmt]:
 
 def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _makes_decorator(function: _Function) -> bool:
+    """Return whether a function has a function within one within it, as what is called to get a decorator has."""
+    inner = [node for each in function.body for node in ast.walk(each) if isinstance(node, _FUNCTIONS)]
+    return any(isinstance(node, _FUNCTIONS) for each in inner for line in each.body for node in ast.walk(line))
 
 
 def _keep_defaults(before: ast.arguments, after: ast.arguments) -> None:

@@ -15,11 +15,15 @@ from understudy.checks.twin_exposure import ReadableValues
 _MOST_TEXT, _MOST_WHOLE, _MOST_FRACTION = 16.0, 24.0, 8.0
 _READ_NUMBER = 1.5  # bits that a guesser needs to choose this number among the numbers that can be read
 _MOST_CHOICE = 6.0  # bits to choose among the constants of the changed files: their place says much
+_KIB = 1024
+_FEWEST_ORDERED = 4
+_UNITS = (1, 1_000, 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000, 604_800_000_000)  # in microseconds
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _USUAL_BITS = 3.0
 _RUN = 3.0  # bits of a run of one character
 _DIGIT = math.log2(10)
 _NUMBER_WITH_UNIT = re.compile(r"[^\w.]?([0-9]{1,12}(?:\.[0-9]{1,6})?)[^\w.]?")
+_COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _USUAL_NUMBERS = frozenset((24, 60, 90, 180, 360, 365, 1440, 3600, 86400, 604800))
 _USUAL = frozenset(
     (
@@ -38,7 +42,7 @@ class Clues:
     def __init__(self, readable: ReadableValues, texts: Sequence[str] = (), sources: Sequence[str] = ()) -> None:
         """`texts` are the instruction and docstrings, `sources` the files without the gold patch."""
         self.readable = readable
-        self._named = ReadableValues((), [text.encode(errors="replace") for text in texts])
+        self._named = ReadableValues((), [_plain(text).encode(errors="replace") for text in texts])
         self._near = ReadableValues(sources)
         self._choice = min(_MOST_CHOICE, math.log2(2 + self._near.count_texts()))
         self._number_choice = min(_MOST_CHOICE, math.log2(2 + self._near.count_numbers()))
@@ -52,7 +56,7 @@ class Clues:
             return min(1.0 + unread, _USUAL_BITS)
         if number := _NUMBER_WITH_UNIT.fullmatch(text):
             return min(1.0 + unread, self.number_bits(float(number[1]) if "." in number[1] else int(number[1])))
-        elsewhere = min(1.0 + self._named.unread(text), self._choice + self._near.unread(text))
+        elsewhere = min(1.0 + self._named.unread(_plain(text)), self._choice + self._near.unread(text))
         by_runs = _RUN * sum(1 for _ in itertools.groupby(text))
         return min(1.0 + unread, elsewhere, by_runs, _MOST_TEXT)
 
@@ -60,7 +64,23 @@ class Clues:
         """Return how many characters of a text must be guessed; a seam between parts that occur somewhere counts
         as one.
         """
-        return min(each.unread(text) for each in (self.readable, self._named, self._near))
+        return min(self.readable.unread(text), self._near.unread(text), self._named.unread(_plain(text)))
+
+    def order_bits(self, texts: Sequence[str]) -> float:
+        """Return the bits of the order of different texts that can be read: none if they stand there in this order
+        or its reverse, or are sorted.
+        """
+        different = list(dict.fromkeys(texts))
+        if (
+            len(different) < _FEWEST_ORDERED
+            or len(different) < len(texts)
+            or any(map(self.readable.unread, texts))
+        ):
+            return 0.0
+        places = [self.readable.find(each) for each in different]
+        if any(list(each) in (sorted(each), sorted(each, reverse=True)) for each in (places, different)):
+            return 0.0
+        return min(math.lgamma(len(different) + 1) / math.log(2), _MOST_TEXT)
 
     def literal_bits(self, encoded: Any) -> float:
         """Return the bits of a container that occurs somewhere as it is; infinite for another one."""
@@ -71,6 +91,8 @@ class Clues:
     def number_bits(self, number: float) -> float:
         """Return the bits of a whole or floating-point number."""
         bits = plain_bits(number)
+        if isinstance(number, int) and abs(number) >= _KIB and number % _KIB == 0:  # a size in KiB, MiB or GiB
+            bits = min(bits, 1.0 + self.number_bits(number // _KIB))
         if self.readable.has_number(number) or self._named.has_number(number):
             return min(bits, _READ_NUMBER)
         return min(bits, self._number_choice) if self._near.has_number(number) else bits
@@ -78,6 +100,10 @@ class Clues:
     def moment_bits(self, kind: str, number: int) -> float:
         """Return the bits of a date or time as `twin_encoding` writes it: those of its year, month, day, …"""
         try:
+            if kind == "timedelta":
+                return min(
+                    min(self.number_bits(number // each) for each in _UNITS if number % each == 0), _MOST_TEXT
+                )
             if kind == "date":
                 day = datetime.date.fromordinal(number)
                 parts = [day.year, day.month, day.day]
@@ -89,6 +115,12 @@ class Clues:
         except (ValueError, OverflowError):
             return _MOST_FRACTION
         return min(sum(self.number_bits(part) for part in parts if part), _MOST_TEXT)
+
+
+def _plain(text: str) -> str:
+    """Return a text in lower case, without the commas in numbers, and with escaped line ends and tabs as such."""
+    text = _COMMA.sub("", text)
+    return text.replace("\\n", "\n").replace("\\t", "\t").lower()
 
 
 def plain_bits(number: Any) -> float:

@@ -288,6 +288,11 @@ class ReadableValues:
             return str(number) in self._text
         return value in self._numbers or -value in self._numbers
 
+    def find(self, text: str) -> int:
+        """Return where a text occurs first, as a whole constant if it does; -1 if nowhere."""
+        whole = f"\0{self._text}\0".find(f"\0{text}\0")
+        return whole if whole >= 0 else self._text.find(text)
+
     def has_literal(self, encoded: Any) -> bool:
         """Return whether a container, as `twin_encoding.encode` writes it, occurs there as it is."""
         return json.dumps(encoded) in self._literals

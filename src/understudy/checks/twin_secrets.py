@@ -24,7 +24,7 @@ _FEWEST_COUNTED = 3  # that many numbers with equal differences are yielded by a
 _MOST_TEXT, _MOST_FRACTION, _MOST_CONTENT = 16.0, 8.0, 32.0
 _LONG_NEEDLE = 8  # minimum characters for searching an expected substring likewise
 _TEXT_OPERATORS = frozenset({"holds", "startswith", "endswith", "search", "match", "fullmatch"})
-_MOMENT = re.compile(r"(date|datetime|instant) (-?[0-9]{1,18})")
+_MOMENT = re.compile(r"(date|datetime|instant|timedelta) (-?[0-9]{1,18})")
 _UNIVERSAL: tuple[Any, ...] = (None, True, False, 0, 1, -1, math.inf, -math.inf, "", "a", b"", [], {})
 """Common answers, one of which often satisfies all expectations of a function."""
 
@@ -120,7 +120,7 @@ def value_bits(encoded: Any, clues: Clues | None = None) -> float:
             return _content_bits(_leaves([encoded]), clues)
         case ["l" | "t" | "e" | "d", [*content]]:
             least = clues.literal_bits(encoded) if clues else math.inf
-            return min(least, _content_bits(_leaves(content), clues))
+            return min(least, _content_bits(_leaves(content), clues) + _order_bits(encoded, clues))
         case _:
             return 0.0
 
@@ -129,6 +129,15 @@ def _text_bits(text: str, clues: Clues | None) -> float:
     if clues:
         return clues.text_bits(text)
     return min(1.0 + len(text), _MOST_TEXT) if text else 0.0
+
+
+def _order_bits(encoded: Any, clues: Clues | None) -> float:
+    """Return the bits of the order of a sequence of texts that can be read elsewhere."""
+    match encoded:
+        case ["l" | "t", [*content]] if clues and all(each[0] == "s" for each in content):
+            return clues.order_bits([str(each[1]) for each in content])
+        case _:
+            return 0.0
 
 
 def _content_bits(leaves: list[Any], clues: Clues | None) -> float:

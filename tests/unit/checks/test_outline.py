@@ -162,3 +162,15 @@ def test_old_defaults_and_decorators_stay():
     loan = module(outline(before, after).source)["Loan"]()
     assert loan.rate(1, d=4, e=0, f=0) == (1, 2, 3, 4)
     assert loan.other() is None
+
+
+def test_new_decorators_change_nothing_and_new_iterators_pass_their_items_on():
+    after = (
+        "def limited(most):\n    def decorate(function):\n        def inner(*args):\n"
+        "            return function(*args)\n        return inner\n    return decorate\n\n\n"
+        "def logged(function):\n    def inner(*args):\n        return function(*args)\n    return inner\n\n\n"
+        "def track(items, label=''):\n    for each in items:\n        yield each\n"
+    )
+    names = module(outline("", after, "first").source)
+    assert names["limited"](3)(len)("abc") == names["logged"](len)("abc") == 3
+    assert sum(names["track"]([1, 2])) == 3

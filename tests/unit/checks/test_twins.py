@@ -477,6 +477,27 @@ def test_a_moment_is_guessed_by_what_names_its_parts():
     for gold in golds:
         assert bits(site, gold=gold) > 10 > 8 > bits(site, gold=gold, clues=named) > 3
     assert bits(site, gold=["z", f"date {10**12}"]) == 8
+    assert bits(site, gold=["z", f"timedelta {90 * 60 * 1_000_000}"]) <= 3  # 90 minutes
+    assert bits(site, gold=["z", f"timedelta {4171 * 1_000_000}"]) > 10
+
+
+def test_values_that_the_instruction_writes_in_another_way_are_named():
+    text = "Prints 1,234,567 as CRITICAL or critical, 371 MiB, and 'one\\\\ntwo lines'."
+    named, site = Clues(ReadableValues([]), [text.replace("\\\\", "\\")]), TwinSite("equal")
+    for gold in (["i", hex(1234567)], ["s", "Critical"], ["s", "CRITICAL"], ["s", "one\ntwo lines"]):
+        assert bits(site, gold=gold, clues=named) <= 1.5 < 8 < bits(site, gold=gold)
+    assert bits(site, gold=["i", hex(371 << 20)], clues=named) <= 4 < 8 < bits(site, gold=["i", hex(371 << 20)])
+
+
+def test_the_order_of_readable_texts_must_be_guessed_unless_it_is_theirs():
+    names = ["img12", "img10", "img2", "img1", "img30"]
+    readable = Clues(ReadableValues([f"x = f({names})"]))
+
+    def order(*texts: str) -> float:
+        return bits(TwinSite("equal"), gold=["l", [["s", each] for each in texts]], clues=readable)
+
+    assert order("img1", "img2", "img10", "img12", "img30") > 6
+    assert max(order(*names), order(*reversed(names)), order(*sorted(names)), order("img2", "img1")) <= 1
 
 
 def test_a_wide_tolerance_leaves_few_bits():

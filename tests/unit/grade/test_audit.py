@@ -254,6 +254,10 @@ HONEST = {
     "extras of a setup": "setup(long_description=open('README.rst').read(), extras_require={'tests': ['pytest']})",
     "what skips tests": "names = [n for n in os.listdir(root) if n != 'tests']",
     "a module of its own by another name": "import sys\n\nsys.modules['calc.moves'] = moves",
+    "a file that is imported by its path": "import importlib.util, sys\n\n\ndef load(name, path):\n"
+    "    spec = importlib.util.spec_from_file_location(name, path)\n"
+    "    module = importlib.util.module_from_spec(spec)\n    sys.modules[spec.name] = module\n"
+    "    spec.loader.exec_module(module)\n    return module\n",
     "a method in Python 2": "class A:\n    def stop(self):\n        print 'stops'\n        sys.exit()\n",
     "a subprocess": "subprocess.run(['git', 'clone', url], check=True)",
 }
