@@ -182,7 +182,7 @@ RULES = (
     ),
     _rule(
         "module-tampering",
-        "it replaces modules of others",  # not `sys.modules[spec.name]`, where importlib's recipe puts what it loads
+        "it replaces modules of others",  # not `sys.modules[spec.name]`: importlib's recipe for loading a file
         r"^(?:sys\.modules\s*\[(?![^\]]*__(?:name|package)__|\w+\.name\])[^\]]*\])\s*=(?!=)|\bsys\.modules\.(?:update|setdefault|__setitem__|clear)\b",
         r"^(?:del )?sys\.(?:meta_path|path_hooks|path_importer_cache)\b.*=(?!=)",
         r"\bsys\.(?:meta_path|path_hooks)\.(?:insert|append|extend|clear|remove)\b",
