@@ -183,7 +183,8 @@ def test_a_host_that_vanishes_is_given_up_by_all_others(site: Site, tmp_path: Pa
     lost = [each for each in attempts if each.status == "unresponsive"]
     assert lost
     seconds = ", ".join(f"{(each.ended_at or 0.0) - cut_at:.1f} s" for each in lost)
-    sys.stderr.write(f"its attempts were taken {seconds} after the cut; the lease is {LEASE_S:.0f} s\n")
+    # Others may lose theirs too: where it was cut off in a transaction, they wait for that longer than this lease.
+    sys.stderr.write(f"attempts were taken {seconds} after the cut; the lease is {LEASE_S:.0f} s\n")
 
     # Who asks on a host that is cut off is answered, though with an error.
     asking = site.start("one", UNDERSTUDY, "status", site.store.secret_url)
