@@ -86,6 +86,7 @@ _CALLED = re.compile(r"[ \t]*[(\[{]")
 _DIGIT = re.compile(r"\d")
 _HEX = re.compile(r"[0-9a-fA-F]+")
 _URL_ESCAPE = re.compile(r"%(?:25){0,2}[0-9A-Fa-f]{2}")
+_ACCESS_TOKEN = re.compile(r"[\w.-]+", re.ASCII)
 _SHORT = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*[0-9])[A-Za-z0-9]+")
 _SEPARATORS = re.compile(r"[-_./:]+")
 _PATH_OF_WORDS = re.compile(r"[a-z]*[-_./:][-_./:a-z]*")
@@ -168,6 +169,8 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
     of_service = before[-1:] in ("?", "&") or match["prose"] is not None
     if name == "key" and not of_service and _is_bare(before, rest.group()) and _is_hash(secret):
         return None
+    if name == "login" and ((_is_hash(secret) and "-" in secret) or not _ACCESS_TOKEN.fullmatch(secret)):
+        return None  # an id in a log: `login: userId=…`
     if word.group() == "PASS" and not before.endswith("_"):
         return None  # the output of tests, such as `--- PASS: TestLogin_V2 (0.02s)`
     config = bool(quote) or _is_config_line(text, position - len(before), position, match, start + len(secret))

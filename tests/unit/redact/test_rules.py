@@ -181,6 +181,7 @@ _PLAIN = (
     "login_path: /users/sign_in; last_login = 2026-11-27T10:00:00; LOGIN_URL=https://acme.io/login",
     "| token | string | the name of the token | key - 'sort-by-name-and-then-2-dates' | secret |",
     '"key=%2520%2521%2522%2523%2524%2525%2526%2527%2528%2529%252A"',
+    "Email OTP login: userId=11a55d46-1ad3-43fe-8f6b-564694f64aeb, login=11a55d46-1ad3-43fe-8f6b-564694f64aeb",
     # what specifications have as examples, a word with digits behind it, base64 of words in a cookie
     "oauth_token: 'nnch734d00sl2jdk', consumer_secret='kd94hf93k423kf44'; validPassword = 't0pS3cret1234';",
     '{"cookie" "a=U3VwIFdpenpvcmxkCg%3D%3D"}; Cookie: a=U3VwIFdpenpvcmxkCg==',
