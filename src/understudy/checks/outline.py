@@ -155,7 +155,7 @@ class _Outliner:
         if not names or self._returns == "nothing":
             return ast.Constant(None)
         name = ast.Name(names[0 if self._returns == "first" else -1], ast.Load())
-        if self._returns == "first":
+        if self._returns == "first" or _has_function(function):  # with one within it, it may wrap its argument
             return name
         is_callable = ast.Call(ast.Name("callable", ast.Load()), [name], [])
         return ast.IfExp(is_callable, ast.Call(name, [], []), name)
@@ -182,10 +182,14 @@ def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
+def _has_function(function: _Function) -> bool:
+    return any(isinstance(node, _FUNCTIONS) for each in function.body for node in ast.walk(each))
+
+
 def _makes_decorator(function: _Function) -> bool:
     """Return whether a function has a function within one within it, as what is called to get a decorator has."""
     inner = [node for each in function.body for node in ast.walk(each) if isinstance(node, _FUNCTIONS)]
-    return any(isinstance(node, _FUNCTIONS) for each in inner for line in each.body for node in ast.walk(line))
+    return any(map(_has_function, inner))
 
 
 def _keep_defaults(before: ast.arguments, after: ast.arguments) -> None:

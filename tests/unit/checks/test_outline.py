@@ -171,6 +171,7 @@ def test_new_decorators_change_nothing_and_new_iterators_pass_their_items_on():
         "def logged(function):\n    def inner(*args):\n        return function(*args)\n    return inner\n\n\n"
         "def track(items, label=''):\n    for each in items:\n        yield each\n"
     )
+    assert module(outline("", after, "last").source)["logged"](len)("abc") == 3
     names = module(outline("", after, "first").source)
     assert names["limited"](3)(len)("abc") == names["logged"](len)("abc") == 3
     assert sum(names["track"]([1, 2])) == 3
