@@ -207,7 +207,7 @@ def text_bytes(record: ClaudeRecord) -> int:
         if isinstance(block, str):
             size += len(block)
         elif b'"image"' not in (raw := bytes(block.content)):
-            size += len(raw) + sum(len(bytes(part)) for part in (block.text, block.thinking, block.input))
+            size += len(raw) + len(bytes(block.text)) + len(bytes(block.thinking)) + len(bytes(block.input))
     return size
 
 

@@ -94,7 +94,7 @@ def shortened_prompts(nodes: Sequence[TraceNode], behaviour: VersionBehaviour) -
                 notes[index] = CLEARING_UNKNOWN
             if response.key not in thinking:
                 thinking[response.key] = _thinking_tokens(response)
-            usage = usage_of(response)
+            usage = None if above.measured else usage_of(response)  # it no longer matters then
             above = _Before(
                 response if is_first else None,
                 thinking=above.thinking + thinking[response.key],
@@ -108,8 +108,10 @@ def shortened_prompts(nodes: Sequence[TraceNode], behaviour: VersionBehaviour) -
 
 def _may_be_cleared(before: _Before, response: ClaudeResponse) -> bool:
     """Return whether results before a response may have been cleared, of which no figure of a cache would tell."""
+    if before.results < _CLEARABLE_BYTES or before.measured:
+        return False
     usage = usage_of(response)
-    if before.results < _CLEARABLE_BYTES or before.measured or (usage is not None and usage.cached_tokens()):
+    if usage is not None and usage.cached_tokens():
         return False
     tokens = usage.prompt_tokens() if usage is not None else 0
     return tokens < before.tokens or tokens * MOST_BYTES_PER_TOKEN < before.results
