@@ -42,7 +42,9 @@ class Clues:
     def __init__(self, readable: ReadableValues, texts: Sequence[str] = (), sources: Sequence[str] = ()) -> None:
         """`texts` are the instruction and docstrings, `sources` the files without the gold patch."""
         self.readable = readable
-        self._named = ReadableValues((), [_plain(text).encode(errors="replace") for text in texts])
+        plain = [_plain(text) for text in texts]
+        without_commas = [_COMMA.sub("", text) for text in plain]
+        self._named = ReadableValues((), [text.encode(errors="replace") for text in (*plain, *without_commas)])
         self._near = ReadableValues(sources)
         self._choice = min(_MOST_CHOICE, math.log2(2 + self._near.count_texts()))
         self._number_choice = min(_MOST_CHOICE, math.log2(2 + self._near.count_numbers()))
@@ -52,13 +54,14 @@ class Clues:
         unread = self.readable.unread(text)
         if not unread:
             return 0.0
-        if text.lower() in _USUAL or text in string.ascii_letters + string.digits:
-            return min(1.0 + unread, _USUAL_BITS)
-        if number := _NUMBER_WITH_UNIT.fullmatch(text):
-            return min(1.0 + unread, self.number_bits(float(number[1]) if "." in number[1] else int(number[1])))
-        elsewhere = min(1.0 + self._named.unread(_plain(text)), self._choice + self._near.unread(text))
         by_runs = _RUN * sum(1 for _ in itertools.groupby(text))
-        return min(1.0 + unread, elsewhere, by_runs, _MOST_TEXT)
+        elsewhere = min(1.0 + self._named.unread(_plain(text)), self._choice + self._near.unread(text))
+        bits = min(1.0 + unread, elsewhere, by_runs, _MOST_TEXT)
+        if text.lower() in _USUAL or text in string.ascii_letters + string.digits:
+            bits = min(bits, _USUAL_BITS)
+        if number := _NUMBER_WITH_UNIT.fullmatch(text):
+            bits = min(bits, self.number_bits(float(number[1]) if "." in number[1] else int(number[1])))
+        return bits
 
     def unread(self, text: str) -> int:
         """Return how many characters of a text must be guessed; a seam between parts that occur somewhere counts
@@ -118,8 +121,7 @@ class Clues:
 
 
 def _plain(text: str) -> str:
-    """Return a text in lower case, without the commas in numbers, and with escaped line ends and tabs as such."""
-    text = _COMMA.sub("", text)
+    """Return a text in lower case, with escaped line ends and tabs as such."""
     return text.replace("\\n", "\n").replace("\\t", "\t").lower()
 
 

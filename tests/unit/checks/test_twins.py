@@ -486,6 +486,9 @@ def test_values_that_the_instruction_writes_in_another_way_are_named():
     named, site = Clues(ReadableValues([]), [text.replace("\\\\", "\\")]), TwinSite("equal")
     for gold in (["i", hex(1234567)], ["s", "Critical"], ["s", "CRITICAL"], ["s", "one\ntwo lines"]):
         assert bits(site, gold=gold, clues=named) <= 1.5 < 8 < bits(site, gold=gold)
+    usual = Clues(ReadableValues([]), ['{"ok": false, "sizes": [128,256,512]}'])
+    assert bits(site, gold=["s", "ok"], clues=usual) <= 1 < bits(site, gold=["s", "ok"])
+    assert bits(site, gold=["i", "0x200"], clues=usual) <= 1.5
     assert bits(site, gold=["i", hex(371 << 20)], clues=named) <= 4 < 8 < bits(site, gold=["i", hex(371 << 20)])
 
 
