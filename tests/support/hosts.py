@@ -24,18 +24,21 @@ LOSS = 0.01
 
 
 def problems() -> list[str]:
-    """Why there can be no such network here."""
-    if os.geteuid() != 0:
-        return ["network namespaces need root"]
+    """What is not installed that such a network needs."""
     missing = [name for name in ("ip", "nsenter", "unshare", "setpriv") if shutil.which(name) is None]
-    if missing:
-        return [f"{', '.join(missing)} is missing (Debian's packages are iproute2 and util-linux)"]
+    return [f"{', '.join(missing)} is missing (Debian's packages are iproute2 and util-linux)"] if missing else []
+
+
+def unsupported() -> str:
+    """Why this machine can have no such network, whatever is installed; "" if it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
     if not Path("/dev/net/tun").exists():
-        return ["there is no /dev/net/tun"]
+        return "there is no /dev/net/tun"
     probe = f"usprobe-{uuid.uuid4().hex[:8]}"
     done = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, check=False)
     subprocess.run(["ip", "netns", "delete", probe], capture_output=True, check=False)
-    return [f"network namespaces cannot be made: {done.stderr.strip()}"] if done.returncode else []
+    return f"network namespaces cannot be made: {done.stderr.strip()}" if done.returncode else ""
 
 
 class Host:
