@@ -21,8 +21,6 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Key = tuple[str, str, int]
 _SIMPLE = (ast.Name, ast.Attribute, ast.Constant)
-_EMPTY = {ast.List: "[]", ast.Dict: "{}", ast.Set: "set()", ast.Tuple: "()"}
-
 
 Returns = Literal["nothing", "first", "last"]
 """What new functions return: None, their first argument (mostly `self`), or the last one, called if possible.
@@ -223,8 +221,12 @@ def _emptied(value: ast.expr) -> ast.expr:
             return ast.Constant(b"")
         case ast.Constant(value=int() | float() | complex()):
             return ast.Constant(0)
-        case ast.List() | ast.Dict() | ast.Set() | ast.Tuple():
-            return ast.parse(_EMPTY[type(value)], mode="eval").body
+        case ast.List() | ast.Tuple():
+            return type(value)([], ast.Load())
+        case ast.Dict():
+            return ast.Dict([], [])
+        case ast.Set():
+            return ast.Call(ast.Name("set", ast.Load()), [], [])
         case _:
             value = copy.deepcopy(value)
             for node in ast.walk(value):

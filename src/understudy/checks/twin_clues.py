@@ -12,7 +12,8 @@ from typing import Any
 
 from understudy.checks.twin_exposure import ReadableValues
 
-_MOST_TEXT, _MOST_WHOLE, _MOST_FRACTION = 16.0, 24.0, 8.0
+MOST_TEXT, MOST_FRACTION = 16.0, 8.0
+_MOST_WHOLE = 24.0
 _READ_NUMBER = 1.5  # bits that a guesser needs to choose this number among the numbers that can be read
 _MOST_CHOICE = 6.0  # bits to choose among the constants of the changed files: their place says much
 _KIB = 1024
@@ -56,7 +57,7 @@ class Clues:
             return 0.0
         by_runs = _RUN * sum(1 for _ in itertools.groupby(text))
         elsewhere = min(1.0 + self._named.unread(_plain(text)), self._choice + self._near.unread(text))
-        bits = min(1.0 + unread, elsewhere, by_runs, _MOST_TEXT)
+        bits = min(1.0 + unread, elsewhere, by_runs, MOST_TEXT)
         if text.lower() in _USUAL or text in string.ascii_letters + string.digits:
             bits = min(bits, _USUAL_BITS)
         if number := _NUMBER_WITH_UNIT.fullmatch(text):
@@ -83,7 +84,7 @@ class Clues:
         places = [self.readable.find(each) for each in different]
         if any(list(each) in (sorted(each), sorted(each, reverse=True)) for each in (places, different)):
             return 0.0
-        return min(math.lgamma(len(different) + 1) / math.log(2), _MOST_TEXT)
+        return min(math.lgamma(len(different) + 1) / math.log(2), MOST_TEXT)
 
     def literal_bits(self, encoded: Any) -> float:
         """Return the bits of a container that occurs somewhere as it is; infinite for another one."""
@@ -105,7 +106,7 @@ class Clues:
         try:
             if kind == "timedelta":
                 return min(
-                    min(self.number_bits(number // each) for each in _UNITS if number % each == 0), _MOST_TEXT
+                    min(self.number_bits(number // each) for each in _UNITS if number % each == 0), MOST_TEXT
                 )
             if kind == "date":
                 day = datetime.date.fromordinal(number)
@@ -116,8 +117,8 @@ class Clues:
                 )
                 parts = [*moment.timetuple()[:6], moment.microsecond]
         except (ValueError, OverflowError):
-            return _MOST_FRACTION
-        return min(sum(self.number_bits(part) for part in parts if part), _MOST_TEXT)
+            return MOST_FRACTION
+        return min(sum(self.number_bits(part) for part in parts if part), MOST_TEXT)
 
 
 def _plain(text: str) -> str:
@@ -132,9 +133,9 @@ def plain_bits(number: Any) -> float:
     if not math.isfinite(number):
         return 1.0
     if number.is_integer():
-        return min(_whole_bits(int(number)), _MOST_FRACTION)
+        return min(_whole_bits(int(number)), MOST_FRACTION)
     digits = f"{number!r}".partition("e")[0].replace(".", "").replace("-", "").strip("0")
-    return min(_DIGIT * len(digits), _MOST_FRACTION)
+    return min(_DIGIT * len(digits), MOST_FRACTION)
 
 
 def _whole_bits(number: int) -> float:

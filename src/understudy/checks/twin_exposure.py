@@ -241,7 +241,7 @@ class ReadableValues:
             text = raw[:_MOST_DATA].decode("utf-8", "replace")
             texts.append(text)
             self._numbers.update(complex(float(number)) for number in _NUMBER.findall(text))
-        self._text = "\0".join(texts)
+        self._text = "\0".join(("", *texts, ""))
         self._texts = len(set(texts))
 
     def count_texts(self) -> int:
@@ -290,7 +290,7 @@ class ReadableValues:
 
     def find(self, text: str) -> int:
         """Return where a text occurs first, as a whole constant if it does; -1 if nowhere."""
-        whole = f"\0{self._text}\0".find(f"\0{text}\0")
+        whole = self._text.find(f"\0{text}\0")
         return whole if whole >= 0 else self._text.find(text)
 
     def has_literal(self, encoded: Any) -> bool:

@@ -59,7 +59,7 @@ class Effortless(Struct, frozen=True):
 
 class _Runs(Struct, frozen=True):
     """The runs that twins are learned from: with the gold patch, with the tests' own names and values; all
-    expectations changed; as used for grading; and the last one with effortless code, None if there is none.
+    expectations changed; as used for grading. `effortless` are those of the last one over effortless code.
     """
 
     named: VersionRun
@@ -124,7 +124,9 @@ def _learned(
     names = _new_names(named, third)
     fixed = _not_changeable(names, second, third)
     options = replace(options, twin_fixed=tuple(sorted(fixed)))
-    spread = [(emptied, _readable(tests, options, data, emptied)) for emptied in emptied_functions(tests, options)]
+    spread = [
+        (emptied, Clues(_readable(tests, options, data, emptied))) for emptied in emptied_functions(tests, options)
+    ]
     twins: dict[str, TwinTest] = {}
     exposed: list[str] = []
     expected: list[tuple[TwinSite, list[Observation]]] = []
@@ -148,9 +150,9 @@ def _learned(
             continue
         kept = {number: json.dumps(seen) for number, seen in sites.items()} | dict.fromkeys(results, "[]")
         twins[node] = TwinTest(name, kept)
-        readable = next(values for emptied, values in spread if function_of(node) not in emptied)
+        in_version = next(clues for emptied, clues in spread if function_of(node) not in emptied)
         used = {
-            number: _in_use(third.sites[number], seen, readable, fixed=number in fixed)
+            number: _in_use(third.sites[number], seen, in_version, fixed=number in fixed)
             for number, seen in sites.items()
         }
         some_exposed = not used or not all(site.withheld or site.changeable for site in used.values())
@@ -166,7 +168,7 @@ def _learned(
                 expected.append((used[number], without_rest(seen)))
                 if not _is_effortless(runs, node, name, number, seen):
                     secret.append(expected[-1])
-    clues = Clues(spread[0][1], effortless.texts, effortless.sources)
+    clues = Clues(spread[0][1].readable, effortless.texts, effortless.sources)
     options = replace(options, twin_bits=round(secret_bits(secret, clues), 1))
     options = replace(options, twin_all_bits=round(secret_bits(expected, clues), 1))
     return replace(options, twins=twins, partial_twins=tuple(exposed))
@@ -193,18 +195,18 @@ def _readable(
     return ReadableValues(sources, [*others, *(raw for name, raw in data.items() if name not in files)])
 
 
-def _in_use(site: TwinSite, seen: Sequence[Observation], readable: ReadableValues, *, fixed: bool) -> TwinSite:
+def _in_use(site: TwinSite, seen: Sequence[Observation], clues: Clues, *, fixed: bool) -> TwinSite:
     """Return a site with the protection that it really gives.
 
     It is not changeable if tested code can detect the change, and not withheld if tested code can read the
     expectation elsewhere, or if not all its observations are sent and a digest of the rest is no evidence.
     """
     is_cut_off = site.operation not in DIGESTED and any(map(is_rest, seen))
-    repeats = site.changeable and readable.repeats(parse_literal(site.expected))
+    repeats = site.changeable and clues.readable.repeats(parse_literal(site.expected))
     return replace(
         site,
         changeable=site.changeable and not fixed and not repeats,
-        withheld=site.withheld and not is_cut_off and not is_read(site, without_rest(seen), Clues(readable)),
+        withheld=site.withheld and not is_cut_off and not is_read(site, without_rest(seen), clues),
     )
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from understudy.checks.twin_clues import Clues, plain_bits
+from understudy.checks.twin_clues import MOST_FRACTION, MOST_TEXT, Clues, plain_bits
 from understudy.checks.twin_encoding import encode
 from understudy.checks.twin_judge import Observation, decode, holds, margin, satisfies
 from understudy.checks.twins import TwinSite
@@ -21,7 +21,7 @@ from understudy.util.python_syntax import parse_literal
 _WORTH_READING = 6.0  # values with fewer bits than this are not searched for in the rest of a version
 _READ = 2.0  # such a value counts as readable if fewer bits than this are left
 _FEWEST_COUNTED = 3  # that many numbers with equal differences are yielded by a counter
-_MOST_TEXT, _MOST_FRACTION, _MOST_CONTENT = 16.0, 8.0, 32.0
+_MOST_CONTENT = 32.0
 _LONG_NEEDLE = 8  # minimum characters for searching an expected substring likewise
 _TEXT_OPERATORS = frozenset({"holds", "startswith", "endswith", "search", "match", "fullmatch"})
 _MOMENT = re.compile(r"(date|datetime|instant|timedelta) (-?[0-9]{1,18})")
@@ -101,9 +101,9 @@ def value_bits(encoded: Any, clues: Clues | None = None) -> float:
         case ["q", str(top), "0x1"]:
             return number_bits(int(top, 16))
         case ["q", *parts]:
-            return min(sum(number_bits(int(part, 16)) for part in parts), _MOST_FRACTION)
+            return min(sum(number_bits(int(part, 16)) for part in parts), MOST_FRACTION)
         case ["c", *parts]:
-            return min(sum(number_bits(float.fromhex(part)) for part in parts), _MOST_FRACTION)
+            return min(sum(number_bits(float.fromhex(part)) for part in parts), MOST_FRACTION)
         case ["s", str(text)]:
             return _text_bits(text, clues)
         case ["y", str(text)]:
@@ -128,7 +128,7 @@ def value_bits(encoded: Any, clues: Clues | None = None) -> float:
 def _text_bits(text: str, clues: Clues | None) -> float:
     if clues:
         return clues.text_bits(text)
-    return min(1.0 + len(text), _MOST_TEXT) if text else 0.0
+    return min(1.0 + len(text), MOST_TEXT) if text else 0.0
 
 
 def _order_bits(encoded: Any, clues: Clues | None) -> float:

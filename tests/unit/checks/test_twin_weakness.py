@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import namedtuple
 from decimal import Decimal
@@ -15,6 +16,8 @@ from understudy.checks.twin_judge import Observation, holds
 from understudy.checks.twin_weakness import is_far_more, weakness
 from understudy.checks.twins import TwinSite, TwinVersion, write_version
 
+NODES = itertools.count()
+
 
 def seen(version: TwinVersion, monkeypatch: pytest.MonkeyPatch, **names: object) -> dict[int, list[Observation]]:
     """What the version's one test sends, by site."""
@@ -22,7 +25,7 @@ def seen(version: TwinVersion, monkeypatch: pytest.MonkeyPatch, **names: object)
     write = lambda node, site, saw: observations.setdefault(site, []).append(saw)  # noqa: E731
     monkeypatch.setitem(sys.modules, "understudy_sites", twin_driver)
     monkeypatch.setattr(twin_driver, "_write", write)
-    monkeypatch.setattr(twin_driver, "_node", f"test {id(observations)}")
+    monkeypatch.setattr(twin_driver, "_node", f"weakness {next(NODES)}")  # counted by node; an id may come again
     scope: dict[str, Any] = {"__name__": "version", **names}
     exec(compile(version.source, "version.py", "exec"), scope)  # our own text
     scope["test_it"]()
