@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from understudy.gateway.keys import Keys
 from understudy.gateway.session import GatewaySession
 from understudy.grade.verdict import as_validated
 from understudy.run.config import RunConfig
+from understudy.run.reading import read_stored
 from understudy.run.verdicts import RunVerdicts
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec, labelled
 from understudy.store import Store
@@ -55,7 +56,14 @@ class RunContext:
     environment: TaskEnvironment
     cache: Path
     gateway_socket: Path
+    tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
+    """Tasks that need not be read from the store, by id."""
     verdicts: RunVerdicts = field(default_factory=RunVerdicts)
+
+    async def task_of(self, rollout: Rollout) -> Task:
+        """Return the task of a rollout. Raises StoreError if it cannot be read."""
+        task = self.tasks.get(rollout.task_id)
+        return task or await read_stored(self.store.runs.task, rollout.run_id, rollout.task_id)
 
 
 @dataclass
@@ -79,7 +87,7 @@ async def prepare_rollout(context: RunContext, rollout: Rollout) -> None:
 
     Raises an UnderstudyError if it cannot be prepared.
     """
-    prepared = await _prepare_task(context, context.store.runs.task(rollout.run_id, rollout.task_id))
+    prepared = await _prepare_task(context, await context.task_of(rollout))
     context.sandboxes.expect(_agent_spec(context, prepared))
 
 
@@ -102,7 +110,7 @@ async def execute_attempt(
     a model could crash its own agent to avoid failing.
     """
     stopwatch = Stopwatch()
-    task = context.store.runs.task(rollout.run_id, rollout.task_id)
+    task = await context.task_of(rollout)
     with stopwatch.part("prepare_s"):
         prepared = await _prepare_task(context, task)
     with labelled(run=rollout.run_id, attempt=attempt.id):
@@ -191,7 +199,7 @@ async def _run_agent(
                 f"{session.store_error}; check the store's disk or server, then run the same command again"
             )
         calls = (
-            await asyncio.to_thread(_finished_calls, context.store, attempt)
+            await read_stored(_finished_calls, context.store, attempt)
             if result.outcome == "crashed" or (session is not None and session.unanswered)
             else []
         )
@@ -208,7 +216,7 @@ async def _run_agent(
         with stopwatch.part("close_s"):
             await sandbox.close()
     with stopwatch.part("check_s"):
-        findings = await asyncio.to_thread(_collect_findings, context, attempt, result, session)
+        findings = await read_stored(_collect_findings, context, attempt, result, session)
     status = _ATTEMPT_STATUSES[result.outcome]
     if limit_finding:
         status = "succeeded"

@@ -11,17 +11,15 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 from understudy import __version__
-from understudy.errors import StoreError, StoreUnavailable
+from understudy.errors import StoreError
+from understudy.run.reading import read_stored, through_outages
 from understudy.run.rollout_files import RolloutFiles
 from understudy.run.scheduler import HEARTBEAT_S, RunProgress
 from understudy.store import Store
-from understudy.store.driver import OUTAGE_S
 from understudy.store.runs import Lease
-
-_T = TypeVar("_T")
 
 LEASE_S = 30.0
 """How many seconds an attempt belongs to its worker, unless the worker renews the lease."""
@@ -73,21 +71,6 @@ class RunInProgress(Protocol):
         ...
 
 
-async def through_outages(read: Callable[[], Awaitable[_T]]) -> _T:
-    """Return what a read returns. If the database's server is lost while it reads, it is called again.
-
-    Raises StoreError, also if the server is not back in time.
-    """
-    began = time.monotonic()
-    while True:
-        try:
-            return await read()
-        except StoreUnavailable:
-            if time.monotonic() - began > OUTAGE_S:
-                raise
-        await asyncio.sleep(WORKERS_POLL_S)
-
-
 class RunMonitor:
     """Receives the events of a run. This base class ignores them; displays override the events that they show."""
 
@@ -135,7 +118,7 @@ async def wait_for_leases(store: Store, run_id: str, engine: RunEngine | WorkerF
     """
     end = time.monotonic() + 2 * LEASE_S
     while time.monotonic() < end:
-        who = await asyncio.to_thread(store.leases.executors, run_id, alone=engine == "local")
+        who = await read_stored(store.leases.executors, run_id, alone=engine == "local")
         if not who:
             return
         monitor.stage(f"waiting until the leases of {', '.join(who)} end")
@@ -192,7 +175,7 @@ async def finish_by_workers(
     if engine == "detached":
         return ("its rollouts are queued for workers: understudy worker --store",)
     fleet = None if isinstance(engine, str) else engine
-    at_work = WorkersAtWork(run_id, run_progress(store, run_id))
+    at_work = WorkersAtWork(run_id, await read_stored(run_progress, store, run_id))
     if fleet is not None:
         fleet.start(run_id)
     monitor.running(at_work, store)
@@ -204,11 +187,11 @@ async def finish_by_workers(
                 fleet.drain()
             await asyncio.to_thread(store.wait_for_change, WORKERS_POLL_S)
             await asyncio.wrap_future(store.leases.requeue_expired(LEASE_S))
-            at_work.progress = await through_outages(lambda: asyncio.to_thread(run_progress, store, run_id))
+            at_work.progress = await read_stored(run_progress, store, run_id)
             idle = at_work.progress.running == 0 and at_work.progress.done < at_work.progress.total
             reason = ""
             if idle:
-                reason = await through_outages(lambda: asyncio.to_thread(waiting_for, store, run_id, fleet))
+                reason = await read_stored(waiting_for, store, run_id, fleet)
             monitor.waits(reason)
             if outputs is not None:
                 await through_outages(outputs.catch_up)

@@ -45,6 +45,7 @@ from understudy.run.executors import (
     wait_for_leases,
     worker_name,
 )
+from understudy.run.reading import read_stored
 from understudy.run.rollout_files import RolloutFiles
 from understudy.run.scheduler import Scheduler
 from understudy.sandbox.base import Sandboxes
@@ -254,7 +255,7 @@ async def execute_run(
             store_lock.enter_context(locked(location / ".lock", busy=busy))
         if shared is not None and isinstance(location, StoreUrl):
             await wait_for_leases(store, config.run_id, engine, monitor)
-        if engine == "local" and (holders := store.leases.holders(config.run_id)):
+        if engine == "local" and (holders := await read_stored(store.leases.holders, config.run_id)):
             raise StoreError(f"{store.location}: {executed_elsewhere(config.run_id, holders)}")
         monitor.stage("preparing the tasks' environment")
         environment = await asyncio.to_thread(environment_for, sandboxes, cache)
@@ -286,12 +287,14 @@ async def execute_run(
                     store_lock.close()
                     outputs = None if shared else RolloutFiles(store, config, output_dir, rewrite=rewrite)
                     notes = await finish_by_workers(store, config.run_id, outputs, monitor, engine)
-                summary = summarize_run(store, config, output_dir, time.monotonic() - started, intake.refused)
+                wall_s = time.monotonic() - started
+                summary = await read_stored(summarize_run, store, config, output_dir, wall_s, intake.refused)
                 return replace(summary, notes=notes)
             monitor.stage("starting the model and the gateway")
             ceiling = None
             if limits.max_cost_usd is not None:
-                ceiling = CostCeiling(limits.max_cost_usd, store.outcomes.counts(config.run_id).cost_usd)
+                counts = await read_stored(store.outcomes.counts, config.run_id)
+                ceiling = CostCeiling(limits.max_cost_usd, counts.cost_usd)
             context, watch = await stack.enter_async_context(
                 open_run(
                     config,
@@ -309,7 +312,7 @@ async def execute_run(
             if outputs is not None:
                 monitor.stage("writing the files of rollouts that ended before")
                 await outputs.catch_up()
-            progress = run_progress(store, config.run_id)
+            progress = await read_stored(run_progress, store, config.run_id)
             slots = shared.agent_slots if shared else AgentSlots(concurrency)
             controller = None
             if high is not None:
@@ -344,7 +347,8 @@ async def execute_run(
                 raise
             finally:
                 monitor.stopped()
-        summary = summarize_run(store, config, output_dir, time.monotonic() - started, intake.refused)
+        wall_s = time.monotonic() - started
+        summary = await read_stored(summarize_run, store, config, output_dir, wall_s, intake.refused)
         return summary if outputs is None else replace(summary, notes=outputs.notes())
 
 
@@ -388,6 +392,7 @@ async def open_run(
                     environment=environment,
                     cache=cache_dir(),
                     gateway_socket=gateway_socket,
+                    tasks={task.instance_id: task for task in tasks},
                 ),
                 watch,
             )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from understudy.errors import AgentError, StoreError, UnderstudyError
 from understudy.run.engine_load import AgentSlots
+from understudy.run.reading import read_stored
 from understudy.store import Store
 from understudy.store.runs import Lease
 from understudy.types import Attempt, ErrorInfo, Rollout, Verdict, info_of, is_solved
@@ -95,7 +96,8 @@ class Scheduler:
         in a row show that continuing is pointless.
         """
         open_statuses = ("queuing", "requeuing")
-        self._queue.extend(r.id for r in self.store.runs.rollouts(self.run_id) if r.status in open_statuses)
+        rollouts = await read_stored(self.store.runs.rollouts, self.run_id)
+        self._queue.extend(rollout.id for rollout in rollouts if rollout.status in open_statuses)
         heartbeat = asyncio.create_task(self._heartbeat())
         workers = [asyncio.create_task(self._worker()) for _ in range(2 * self.concurrency)]
         work = asyncio.gather(*workers)
@@ -155,7 +157,7 @@ class Scheduler:
         Errors are only logged, because the attempt will raise and store them again.
         """
         try:
-            await self.prepare(self.store.runs.rollout(rollout_id))
+            await self.prepare(await read_stored(self.store.runs.rollout, rollout_id))
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - an error of one rollout must not end the others
@@ -167,7 +169,8 @@ class Scheduler:
         """Execute one attempt. An infrastructure failure is stored and returned."""
         self._active.add(attempt.id)
         try:
-            verdict = await self.execute(self.store.runs.rollout(rollout_id), attempt, final, release_slot)
+            rollout = await read_stored(self.store.runs.rollout, rollout_id)
+            verdict = await self.execute(rollout, attempt, final, release_slot)
         except StoreError:
             raise
         except Exception as raised:  # noqa: BLE001 - an error of one attempt must not end the others

@@ -23,7 +23,8 @@ from understudy.config import cache_dir
 from understudy.errors import ConfigError, LeaseLost, SandboxError, StoreError, StoreUnavailable, UnderstudyError
 from understudy.run.attempt import RunContext, execute_attempt
 from understudy.run.config import RunConfig
-from understudy.run.executors import WORKERS_POLL_S, WatchServer, through_outages
+from understudy.run.executors import WORKERS_POLL_S, WatchServer
+from understudy.run.reading import read_stored
 from understudy.run.runner import open_run, validate_tasks
 from understudy.run.scheduler import MAX_ATTEMPTS, FailureStreak, internal_error
 from understudy.sandbox.base import Sandboxes, load_sandboxes
@@ -31,7 +32,7 @@ from understudy.store import Store
 from understudy.store.leases import ClaimedRollout, OpenRun
 from understudy.store.runs import Lease
 from understudy.tasks.environment import environment_for
-from understudy.types import info_of
+from understudy.types import Rollout, Task, info_of
 from understudy.util.text import visible_line
 
 _LEASE_CHECK_S = 3.0
@@ -174,7 +175,7 @@ class RunWorker:
         """Claim as many rollouts as there is room for, and start them. Returns how many."""
         if (room := self._capacity - len(self._active)) <= 0:
             return 0
-        open_runs = await through_outages(lambda: asyncio.to_thread(self._store.leases.open_runs))
+        open_runs = await read_stored(self._store.leases.open_runs)
         open_runs = [run for run in open_runs if self._is_mine(run)]
         for run in open_runs:
             if self._refused.get(run.id, run.release) != run.release:
@@ -285,7 +286,8 @@ class RunWorker:
         """Open what the attempts of a run need. A run that cannot be executed here is left to other workers."""
         stack = AsyncExitStack()
         try:
-            record = next(each.config for each in self._store.runs.all() if each.id == run.id)
+            stored = await read_stored(self._store.runs.all)
+            record = next(each.config for each in stored if each.id == run.id)
             config = msgspec.convert(record, RunConfig)
             agent = make_agent(config.agent, config.agent_options)
             if problems := agent.problems():
@@ -293,8 +295,7 @@ class RunWorker:
             sandboxes = self._sandboxes.get(config.sandbox) or load_sandboxes(config.sandbox)
             self._sandboxes[config.sandbox] = sandboxes
             environment = await asyncio.to_thread(environment_for, sandboxes, cache_dir())
-            names = dict.fromkeys(rollout.task_id for rollout in self._store.runs.rollouts(run.id))
-            tasks = [self._store.runs.task(run.id, name) for name in names]
+            tasks = await read_stored(_tasks_of, self._store, run.id)
             directory = self._directory / run.id
             directory.mkdir(exist_ok=True)
             context, watch = await stack.enter_async_context(
@@ -355,7 +356,7 @@ class RunWorker:
         """Validate a task unless this machine has done so, which also finds out how it has to be graded."""
         task_id = claim.rollout.task_id
         if task_id not in opened.validated:
-            validating = _validate(opened.context, claim.rollout.run_id, task_id)
+            validating = _validate(opened.context, claim.rollout)
             opened.validated[task_id] = asyncio.create_task(validating)
         validation = opened.validated[task_id]
         try:
@@ -383,8 +384,14 @@ async def _raise_at_end(watch: WatchServer) -> None:
     await watch()
 
 
-async def _validate(context: RunContext, run_id: str, task_id: str) -> None:
-    task = context.store.runs.task(run_id, task_id)
+def _tasks_of(store: Store, run_id: str) -> list[Task]:
+    """Return the tasks of a run's rollouts."""
+    names = dict.fromkeys(rollout.task_id for rollout in store.runs.rollouts(run_id))
+    return [store.runs.task(run_id, name) for name in names]
+
+
+async def _validate(context: RunContext, rollout: Rollout) -> None:
+    task = await context.task_of(rollout)
     intake = await validate_tasks(
         [task],
         cache=context.cache,
@@ -392,9 +399,9 @@ async def _validate(context: RunContext, run_id: str, task_id: str) -> None:
         environment=context.environment,
         concurrency=1,
     )
-    if intake.refused:
+    if reason := intake.refused.get(task.instance_id):
         # The task was valid where the run was enqueued, so another machine, or a later attempt, may succeed.
         raise SandboxError(
-            f"{task_id} cannot be validated on {socket.gethostname()}: {intake.refused[task_id]}; "
+            f"{task.instance_id} cannot be validated on {socket.gethostname()}: {reason}; "
             "`understudy tasks check` on that machine shows details"
         )
