@@ -197,7 +197,27 @@ def test_patches_are_graded_by_the_nodes_of_a_cluster(tmp_path: Path, cluster: R
         assert len(reports) == (resolved or 1)
 
 
-def test_what_cannot_be_graded_on_ray_is_refused(tmp_path: Path) -> None:
-    for more, message in ((["--official"], "--official"), (["--regrade", "x"], "--regrade")):
-        done = understudy("grade", "gold", "--tasks", "x.jsonl", "--engine", "ray", *more)
-        assert done.returncode == 2 and f"--engine ray: unsupported with {message}" in done.stderr
+def test_a_run_is_graded_anew_by_the_nodes_of_a_cluster(tmp_path: Path, cluster: RayCluster) -> None:
+    tasks = [quick_task(number) for number in range(2)]
+    dump(tasks, tmp_path / "tasks.jsonl")
+    run = ("run", "embedded", "--policy", "idle", "--tasks", tmp_path / "tasks.jsonl", "-o", tmp_path / "run")
+    agent = ("--agent", "shell", "--agent-command", "true", "--sandbox", "unsafe-local", "--json")
+    done = understudy(*run, *agent)
+    assert done.returncode == 0, done.stderr
+    with Store.open(tmp_path / "run") as store:
+        for graded in store.outcomes.decisions():
+            store.runs.replace_verdict(graded.attempt.id, replace(graded.verdict, reward=1.0)).result()
+    arguments = ["grade", "--regrade", str(tmp_path / "run"), "--json", "--ray-capacity", "4"]
+    with started(cluster, arguments) as grading:
+        out, stderr = grading.communicate(timeout=300)
+    assert grading.returncode == 0, stderr
+    summary = json.loads(out)
+    assert (summary["rollouts"], summary["solved"], summary["errors"]) == (2, 0, {})
+    assert sorted(summary["changed"].values()) == [[1.0, 0.0]] * 2
+    with Store.open(tmp_path / "run") as store:
+        assert {graded.verdict.reward for graded in store.outcomes.decisions()} == {0.0}
+
+
+def test_what_cannot_be_graded_on_ray_is_refused() -> None:
+    done = understudy("grade", "gold", "--tasks", "x.jsonl", "--engine", "ray", "--official")
+    assert done.returncode == 2 and "--engine ray: unsupported with --official" in done.stderr

@@ -70,6 +70,16 @@ class PatchGrader:
         """Do what needs no sandbox yet; return the grading, which is tried twice. Raises TaskError."""
         return partial(self._grade_with_doubt, await self._prepare(task, patch), patch)
 
+    async def grade_validated(self, task: Task, patch: bytes) -> Verdict:
+        """Validate a task unless that was done here, then grade a patch once. Raises TaskError, SandboxError and
+        GraderError.
+        """
+        prepared = await asyncio.to_thread(prepare, task, self.cache, self.sandboxes)
+        prepared = await validate(
+            prepared, sandboxes=self.sandboxes, environment=self.environment, cache=self.cache
+        )
+        return await grade(prepared, patch, sandboxes=self.sandboxes, environment=self.environment)
+
     async def is_outdated(self, task: Task, verdict: Verdict) -> bool:
         """Return whether a verdict was reached without twins only because its task was not validated then,
         but is now.

@@ -45,6 +45,11 @@ class PredictedPatch(Struct, frozen=True):
     data: bytes
     digest: str
 
+    @classmethod
+    def of(cls, data: bytes) -> PredictedPatch:
+        """Return the patch with these bytes."""
+        return cls(data, hashlib.sha256(data).hexdigest())
+
 
 class RejectedPredictions(Struct):
     """Invalid rows: their number, and messages with location and error of the first ones."""
@@ -160,7 +165,7 @@ class _GoldPredictions(Predictions):
     def patch(self, row: Prediction) -> PredictedPatch:
         """Return the gold patch."""
         data = self._patches[row.instance_id].encode(errors="surrogateescape")
-        return PredictedPatch(data, hashlib.sha256(data).hexdigest())
+        return PredictedPatch.of(data)
 
 
 class _JsonlPredictions(Predictions):

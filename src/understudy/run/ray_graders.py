@@ -32,10 +32,11 @@ _PLACE_S, _STOP_S = 20.0, 15.0
 
 
 class _GradingRequest(Struct, frozen=True):
-    """What an actor is sent: a task and a patch for it."""
+    """What an actor is sent: a task and a patch for it. For a run's patch (`is_run`), it validates the task."""
 
     task: Task
     patch: PredictedPatch
+    is_run: bool = False
 
 
 class _GradingReply(Struct, frozen=True):
@@ -59,8 +60,11 @@ class RayGrader:
         content = msgspec.msgpack.decode(request, type=_GradingRequest)
         try:
             grader = await self._opened()
-            grading = await grader.prepare(content.task, content.patch)
-            reply = _GradingReply(verdict=await grading())
+            if content.is_run:
+                verdict = await grader.grade_validated(content.task, content.patch.data)
+            else:
+                verdict = await (await grader.prepare(content.task, content.patch))()
+            reply = _GradingReply(verdict=verdict)
         except UnderstudyError as error:
             reply = _GradingReply(error=info_of(error))
         return msgspec.msgpack.encode(reply)
@@ -96,6 +100,10 @@ class RayGraders:
     async def prepare(self, task: Task, patch: PredictedPatch) -> Grading:
         """Return the grading by the next actor. See PatchGrader."""
         return partial(self._grade, _GradingRequest(task, patch))
+
+    async def grade_validated(self, task: Task, patch: bytes) -> Verdict:
+        """Grade by the next actor. See PatchGrader."""
+        return await self._grade(_GradingRequest(task, PredictedPatch.of(patch), is_run=True))
 
     async def _grade(self, request: _GradingRequest) -> Verdict:
         actor = next(self._actors)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError, GraderError, SandboxError, TaskError
-from understudy.grade.verdict import grade, validate
 from understudy.run.config import RunConfig
+from understudy.run.reading import read_stored
 from understudy.run.rollout_files import RolloutFiles
-from understudy.sandbox.base import Sandboxes
 from understudy.store import Store
 from understudy.store.outcomes import GradedRollout
-from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.prepare import prepare
-from understudy.types import is_solved
+from understudy.types import Task, Verdict, is_solved
+
+GradePatch = Callable[[Task, bytes], Awaitable[Verdict]]
+"""Validates a task, and grades a patch of it. Raises TaskError, SandboxError and GraderError."""
 
 
 class RegradeSummary(Struct, frozen=True):
@@ -57,20 +57,18 @@ def _alternating(decided: Sequence[GradedRollout]) -> list[GradedRollout]:
 async def regrade_run(
     store: Store,
     directory: Path,
+    grade: GradePatch,
     *,
-    sandboxes: Sandboxes,
-    environment: TaskEnvironment,
-    cache: Path,
     concurrency: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RegradeSummary:
     """Grade the patch of each decided rollout in a store again, `concurrency` at a time, and rewrite its files.
 
-    Each task is validated first, as in a run. `progress` gets how many are done, and the total. Raises StoreError,
-    and ConfigError if files cannot be written.
+    `grade` validates a task first, as in a run. `progress` gets how many are done, and the total. Raises
+    StoreError, and ConfigError if files cannot be written.
     """
     await asyncio.to_thread(_make, directory)
-    decided = store.outcomes.decisions()
+    decided = await read_stored(store.outcomes.decisions)
     summary = RegradeSummary(len(decided))
     slots = asyncio.Semaphore(concurrency)
     solved = done = 0
@@ -81,11 +79,9 @@ async def regrade_run(
         reward = graded.verdict.reward
         async with slots:
             try:
-                task = store.runs.task(rollout.run_id, rollout.task_id)
-                prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
-                prepared = await validate(prepared, sandboxes=sandboxes, environment=environment, cache=cache)
-                patch = store.runs.patch(attempt.id) or b""
-                verdict = await grade(prepared, patch, sandboxes=sandboxes, environment=environment)
+                task = await read_stored(store.runs.task, rollout.run_id, rollout.task_id)
+                patch = await read_stored(store.runs.patch, attempt.id)
+                verdict = await grade(task, patch or b"")
             except (TaskError, SandboxError, GraderError) as error:
                 summary.errors[rollout.id] = str(error).splitlines()[0]
             else:
@@ -100,7 +96,7 @@ async def regrade_run(
     async with asyncio.TaskGroup() as group:
         for graded in _alternating(decided):
             group.create_task(regrade(graded))
-    for run in store.runs.all():
+    for run in await read_stored(store.runs.all):
         files = RolloutFiles(store, msgspec.convert(run.config, RunConfig), directory, rewrite=True)
         await files.finish()
     return msgspec.structs.replace(summary, solved=solved)

@@ -19,22 +19,17 @@ from understudy.types import Task, Verdict
 from support.export import put_rollouts
 
 
-async def regraded(directory: Path, grade: Any, monkeypatch: pytest.MonkeyPatch, concurrency: int) -> Any:
+async def regraded(
+    directory: Path, grade: regrade.GradePatch, monkeypatch: pytest.MonkeyPatch, concurrency: int
+) -> Any:
     """What `regrade_run` says of a stored run, with a grader of ours."""
-
-    async def validate(prepared: Any, **_: Any) -> Any:
-        return prepared
 
     async def finish() -> None: ...
 
-    monkeypatch.setattr(regrade, "prepare", lambda task, *_: SimpleNamespace(task=task))
-    monkeypatch.setattr(regrade, "validate", validate)
-    monkeypatch.setattr(regrade, "grade", grade)
     monkeypatch.setattr(regrade, "RunConfig", dict)  # the stored run has no whole one, and no files are asked for
     monkeypatch.setattr(regrade, "RolloutFiles", lambda *_, **__: SimpleNamespace(finish=finish))
-    places: Any = {"sandboxes": None, "environment": None, "cache": directory / "cache"}
     with Store.open(directory) as store:
-        return await regrade.regrade_run(store, directory / "files", **places, concurrency=concurrency)
+        return await regrade.regrade_run(store, directory / "files", grade, concurrency=concurrency)
 
 
 async def test_gradings_of_one_task_take_turns_while_those_of_others_run(
@@ -43,8 +38,7 @@ async def test_gradings_of_one_task_take_turns_while_those_of_others_run(
     put_rollouts(tmp_path, tasks=2, samples=3)
     both, running, graded = asyncio.Barrier(2), Counter[str](), Counter[str]()
 
-    async def grade(prepared: Any, patch: bytes, **_: Any) -> Verdict:
-        task: Task = prepared.task
+    async def grade(task: Task, patch: bytes) -> Verdict:
         # Hidden tests of their own, so that the two tasks need not wait for each other.
         async with turn(replace(task, checks=_checks(task)), tmp_path / "cache"):
             running[task.instance_id] += 1
@@ -74,12 +68,12 @@ async def test_patches_of_one_task_are_never_graded_at_once(
     running = most = entered = 0
     all_entered = asyncio.Event()
 
-    async def grade(prepared: Any, patch: bytes, **_: Any) -> Verdict:
+    async def grade(task: Task, patch: bytes) -> Verdict:
         nonlocal running, most, entered
         entered += 1
         if entered == 4:
             all_entered.set()
-        async with turn(prepared.task, tmp_path / "cache"):
+        async with turn(task, tmp_path / "cache"):
             running += 1
             most = max(most, running)
             async with asyncio.timeout(30):

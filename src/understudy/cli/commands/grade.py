@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -29,7 +30,7 @@ from understudy.grade.predictions import Predictions, open_predictions
 from understudy.grade.reports import LOGS, NO_MODEL, name_part, write_metadata, write_summary
 from understudy.run.ray_cluster import RayOptions
 from understudy.run.ray_graders import ray_graders
-from understudy.run.regrade import RegradeSummary, regrade_run
+from understudy.run.regrade import GradePatch, RegradeSummary, regrade_run
 from understudy.run.runner import validate_tasks
 from understudy.sandbox.base import load_sandboxes
 from understudy.store import Store
@@ -117,9 +118,8 @@ def grade(settings: GradeSettings, json_: Json = False) -> None:
     The same command again grades only what has no report yet, or has another patch now. Ctrl-C lets running ones
     finish; a second Ctrl-C stops at once. Exits with 1 if a prediction could not be graded.
     """
-    if settings.engine == "ray" and (settings.official or settings.regrade is not None):
-        other = "--official" if settings.official else "--regrade"
-        raise ConfigError(f"--engine ray: unsupported with {other}; leave out one of them")
+    if settings.engine == "ray" and settings.official:
+        raise ConfigError("--engine ray: unsupported with --official; leave out one of them")
     if settings.regrade is not None:
         _regrade(settings, parse_location(settings.regrade), json_)
         return
@@ -166,19 +166,15 @@ def _regrade(settings: GradeSettings, run: StoreLocation, as_json: bool) -> None
                     "choose one with --sandbox"
                 )
             (kind,) = kinds
-            sandboxes = load_sandboxes(kind, _options(kind))
-            try:
+            directory = run if isinstance(run, Path) else settings.output_dir.absolute()
+            async with _run_grader(settings, kind) as (grade_patch, concurrency):
                 return await regrade_run(
                     store,
-                    run if isinstance(run, Path) else settings.output_dir.absolute(),
-                    sandboxes=sandboxes,
-                    environment=await asyncio.to_thread(environment_for, sandboxes, cache_dir()),
-                    cache=cache_dir(),
-                    concurrency=settings.jobs,
+                    directory,
+                    grade_patch,
+                    concurrency=concurrency,
                     progress=lambda done, total: line.show(f"{done}/{total} graded", at_once=done == total),
                 )
-            finally:
-                await sandboxes.aclose()
 
     summary = run_sandboxes(work())
     line.end()
@@ -192,6 +188,22 @@ def _regrade(settings: GradeSettings, run: StoreLocation, as_json: bool) -> None
             typer.echo(visible(f"error: {rollout}: {reason}"), err=True)
     if summary.errors:
         raise typer.Exit(1)
+
+
+@asynccontextmanager
+async def _run_grader(settings: GradeSettings, kind: str) -> AsyncGenerator[tuple[GradePatch, int]]:
+    """Yield what grades a run's patches in a kind of sandbox, here or on a Ray cluster, and how many at a time."""
+    if settings.engine == "ray":
+        async with ray_graders(settings.ray, kind, doubt=False, report=_warn) as graders:
+            yield graders.grade_validated, graders.capacity
+        return
+    sandboxes = load_sandboxes(kind, _options(kind))
+    try:
+        environment = await asyncio.to_thread(environment_for, sandboxes, cache_dir())
+        grader = PatchGrader(sandboxes=sandboxes, environment=environment, cache=cache_dir())
+        yield grader.grade_validated, settings.jobs
+    finally:
+        await sandboxes.aclose()
 
 
 def _with_timeout(task: Task, seconds: float | None) -> Task:
