@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from itertools import accumulate
 from typing import Any, Self, cast
 from urllib.parse import quote
 
@@ -21,7 +19,7 @@ from understudy.redact.private_keys import key_lines
 from understudy.redact.pseudonyms import Pseudonyms, load_key
 from understudy.redact.report import RedactionReport
 from understudy.redact.rules import SecretMatch
-from understudy.redact.search import find_secrets
+from understudy.redact.search import Candidates, search_again, search_texts
 from understudy.redact.tokens import has_token_form
 
 _SHORTEST = 8
@@ -30,6 +28,9 @@ _Replaced = tuple[str | None, dict[tuple[str, str], int]]
 """A text with its secrets replaced (None if it has none), and how often each was replaced, by rule and pseudonym.
 """
 _UNCHANGED: _Replaced = (None, {})
+_Searched = tuple[list[SecretMatch], Candidates | None]
+"""What the rules match in a text, and its candidates; None if they are not remembered."""
+_NOTHING: _Searched = ([], None)
 
 
 class KnownSecrets:
@@ -117,7 +118,7 @@ class Redactor:
         # Texts that were searched before are not searched again, because conversations share texts.
         self._clean: set[int] = set()
         self._leaked: dict[int, tuple[tuple[str, str], ...]] = {}
-        self._looked: dict[int, list[SecretMatch]] = {}
+        self._looked: dict[int, _Searched] = {}
         # Cached, because a text occurs in a conversation twice: as an answer, and in the history of later turns.
         self._replaced: dict[int, _Replaced] = {}
 
@@ -166,7 +167,7 @@ class Redactor:
         rest = list(text)
         for _ in range(_ROUNDS):
             text_left = "".join(rest)
-            hits = _without_overlaps(text_left, scope._hits(text_left))
+            hits = _without_overlaps(text_left, scope._hits(text_left, scope._search(text_left)[0]))
             if not hits:
                 break
             for hit in hits:
@@ -203,18 +204,14 @@ class Redactor:
     def _look(self, texts: list[str]) -> None:
         """Search texts for secrets, and cache by the text's hash what was found, or that nothing was."""
         for plain in (True, False):
+            # Texts of one kind together, because one that is not ASCII makes all that are joined with it slower.
             some = [text for text in texts if text.isascii() is plain and hash(text) not in self._clean]
-            # One long text is searched quicker than many short ones; nothing is found across a NUL.
-            suspects = (
-                _texts_with_hits(some, find_secrets("\0".join(some))) if len(some) > 1 else set(range(len(some)))
-            )
-            for number, text in enumerate(some):
-                hits = find_secrets(text) if number in suspects else []
-                if hits:
-                    self._looked[hash(text)] = hits
+            for text, searched in zip(some, search_texts(some), strict=True):
+                if searched[0]:
+                    self._looked[hash(text)] = searched
                 else:
                     self._clean.add(hash(text))
-                for hit in hits:
+                for hit in searched[0]:
                     self._note(text, hit)
         if self._betterleaks:
             new = [text for text in texts if hash(text) not in self._leaked and not _idlike(text)]
@@ -252,10 +249,13 @@ class Redactor:
             self._sources.setdefault(value, rule)
             cast(KnownSecrets, self._secrets).add(value)
 
-    def _hits(self, text: str) -> list[SecretMatch]:
+    def _search(self, text: str) -> _Searched:
         mark = hash(text)
-        hits = self._looked.get(mark)
-        hits = [] if mark in self._clean else find_secrets(text) if hits is None else [*hits]
+        return _NOTHING if mark in self._clean else self._looked.get(mark) or next(search_texts([text]))
+
+    def _hits(self, text: str, hits: list[SecretMatch]) -> list[SecretMatch]:
+        """Return what is to be replaced in a text, by what the rules match in it."""
+        hits = [*hits]
         if self._identifiers:
             hits = [hit for hit in hits if hit.rule not in _ASSIGNED or hit.value not in self._identifiers]
         for start, end, whole in self._secrets.find(text) if self._secrets else ():
@@ -267,6 +267,8 @@ class Redactor:
 
     def _text(self, text: str, where: str) -> str:
         mark = hash(text)
+        if mark in self._clean and not self._secrets:
+            return text
         replaced = self._replaced.get(mark)
         if replaced is None:
             replaced = self._replaced[mark] = self._replace(text)
@@ -277,18 +279,24 @@ class Redactor:
 
     def _replace(self, text: str) -> _Replaced:
         counts: dict[tuple[str, str], int] = {}
+        matches, candidates = self._search(text)
         for _ in range(_ROUNDS):
-            hits = _without_overlaps(text, self._hits(text))
+            hits = _without_overlaps(text, self._hits(text, matches))
             if not hits:
                 break
             done: list[str] = []
+            edits: list[tuple[int, int, int]] = []
             last = 0
             for hit in hits:
                 pseudonym = self._names.name(hit.kind, hit.value)
                 done += (text[last : hit.start], pseudonym)
                 counts[hit.rule, pseudonym] = counts.get((hit.rule, pseudonym), 0) + 1
+                edits.append((hit.start, hit.end, len(pseudonym)))
                 last = hit.end
             text = "".join(done) + text[last:]
+            matches, candidates = (
+                self._search(text) if candidates is None else search_again(text, candidates, edits)
+            )
         return (text, counts) if counts else _UNCHANGED
 
     def _value(self, value: Any, where: str, nested: int = 0) -> Any:
@@ -340,20 +348,6 @@ class Redactor:
             self.report.add(where, "field", pseudonym)
             return pseudonym
         return new
-
-
-def _texts_with_hits(texts: list[str], hits: list[SecretMatch]) -> set[int]:
-    """Return the indices of the texts that are touched by hits in the joined text."""
-    if not hits:
-        return set()
-    starts = [0, *accumulate(len(text) + 1 for text in texts)]
-    return {
-        number
-        for hit in hits
-        for number in range(
-            bisect_right(starts, hit.start) - 1, min(bisect_right(starts, hit.end - 1), len(texts))
-        )
-    }
 
 
 def json_strings(value: Any, nested: int = 0) -> Iterator[tuple[str, str | None]]:

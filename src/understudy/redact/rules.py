@@ -542,7 +542,7 @@ RULES = (
     RedactionRule((b"earer",), _bearer),
     RedactionRule((b"basic ",), _basic),
     RedactionRule((b"curl",), _curl, re.compile("curl(?![a-z_])", re.I)),
-    RedactionRule((b"hooks",), _webhook),
+    RedactionRule((b"hooks",), _webhook, re.compile(r"hooks[./]")),
     RedactionRule((b"uthorization",), _authorization),
     RedactionRule((b"ookie",), _cookies),
     RedactionRule((b"\ttrue\t",), _jar_cookie),
