@@ -22,12 +22,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from aiohttp import web
+from msgspec import structs
 from rollout import UNDERSTUDY, attempt_in, attempts, completion, post_s
 from store import conversation, in_parallel, machine, open_store
 
@@ -37,6 +38,7 @@ from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.app import Gateway
 from understudy.store import Store
 from understudy.store.address import StoreUrl
+from understudy.store.tokens import TokenIds, pack_ids
 from understudy.tasks.records import dump
 from understudy.types import Call
 
@@ -51,8 +53,21 @@ SLEEP_S, CAPACITY = 2.0, 4
 
 
 def long_calls(name: str, seed: int) -> list[Call]:
-    """Calls of about 59 KB, as those of bench/gateway.py."""
-    return conversation(name, seed, turns=TURNS, preamble=PREAMBLE, result=600, answer_length=400)
+    """Calls of about 59 KB, as those of bench/gateway.py, with ids as a gateway passes them to its store."""
+    calls = conversation(name, seed, turns=TURNS, preamble=PREAMBLE, result=600, answer_length=400)
+    return [
+        structs.replace(
+            call,
+            prompt_token_ids=as_packed(call.prompt_token_ids or ()),
+            completion_token_ids=as_packed(call.completion_token_ids or ()),
+        )
+        for call in calls
+    ]
+
+
+def as_packed(ids: Sequence[int]) -> Any:
+    """Token ids as a gateway makes them of a model server's answer, before the call is stored."""
+    return TokenIds(pack_ids(ids), len(ids))
 
 
 def syncs_per_s(directory: Path, seconds: float = 2.0) -> float:

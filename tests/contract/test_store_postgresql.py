@@ -21,8 +21,10 @@ from understudy.store import Store
 from understudy.store.address import StoreUrl, parse_location
 from understudy.store.database import WriteContext
 from understudy.store.escaping import escape_text, unescape_text
+from understudy.store.postgresql_arrays import array_of, register_arrays
 from understudy.store.runs import Lease
 from understudy.store.schema import HEAD, metadata
+from understudy.store.statements import ElementKind
 from understudy.types import Call
 
 from support.postgresql import PASSWORD, LosingProxy, PostgresqlServer
@@ -314,3 +316,58 @@ def test_after_an_outage_for_all_nobody_loses_what_it_holds(
             assert time.monotonic() < end
             time.sleep(0.5)
         assert holder.leases.renew(lease, [claimed.attempt.id]).result(60) == frozenset()
+
+
+COUNT_INSERTS = """
+    CREATE TABLE statements (number INT);
+    CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql
+    AS $$ BEGIN INSERT INTO statements VALUES (1); RETURN NULL; END $$;
+    CREATE TRIGGER note AFTER INSERT ON calls FOR EACH STATEMENT EXECUTE FUNCTION note()
+"""
+
+
+@services
+def test_calls_that_are_committed_together_are_inserted_by_one_statement(postgresql_store: StoreUrl) -> None:
+    with Store.open(postgresql_store) as store, psycopg.connect(postgresql_store.secret_url) as database:
+        prepare(store, 3)
+        calls = [
+            make_call(running(store, f"run-{n}").id, n, session_id="\x00" if n else None, cost_usd=0.1 * n or None)
+            for n in range(3)
+        ]
+        database.execute(COUNT_INSERTS.encode())
+        database.commit()
+        with writes_held(store):
+            stored = [store.calls.append(call) for call in calls]
+        for future, call in zip(stored, calls, strict=True):
+            assert future.result() is None
+            assert list(store.calls.of_attempt(call.attempt_id)) == [call]
+        assert database.execute("SELECT count(*) FROM statements").fetchone() == (1,)
+
+
+INTEGERS = st.none() | st.integers(-(2**63), 2**63 - 1)
+
+
+@services
+@given(
+    st.lists(INTEGERS),
+    st.lists(st.none() | st.floats(allow_nan=False)),
+    st.lists(st.none() | st.binary(max_size=50)),
+    st.lists(st.none() | st.text(max_size=20)),
+)
+def test_columns_are_read_as_they_were_sent(
+    postgresql_server: PostgresqlServer,
+    integers: list[int | None],
+    numbers: list[float | None],
+    contents: list[bytes | None],
+    texts: list[str | None],
+) -> None:
+    columns: dict[ElementKind, list[Any]] = {
+        "bigint": integers, "float": numbers, "bytea": contents, "text": texts,
+    }  # fmt: skip
+    with psycopg.connect(postgresql_server.url("postgres")) as database:
+        register_arrays(database)
+        for kind, values in columns.items():
+            query = f"SELECT unnest($1::{kind}[])".encode()
+            rows = psycopg.RawCursor(database).execute(query, [array_of(kind, values)], binary=True).fetchall()
+            plain = [unescape_text(row[0]) if kind == "text" and row[0] is not None else row[0] for row in rows]
+            assert plain == values

@@ -24,7 +24,7 @@ from understudy.store.contents import (
     unpack,
     unpacked_size,
 )
-from understudy.store.database import Repository, WriteContext, encode, error_column, read_error
+from understudy.store.database import InsertedCall, Repository, WriteContext, encode, error_column, read_error
 from understudy.store.decoding import decoder
 from understudy.store.schema import attempts, calls
 from understudy.store.statements import HotStatement, hot_insert_once, json_rows, json_values
@@ -51,7 +51,9 @@ _LEAN = (
     ),
 )
 """The columns of a call without its tokens; of these, only the sizes."""
-_INSERT = hot_insert_once(calls, *_PLAIN, *_USAGE, *_CONTENT, *_TOKENS, *_LATER, key="key")
+_INSERT = hot_insert_once(
+    calls, *_PLAIN, *_USAGE, *_CONTENT, *_TOKENS, *_LATER, key="key", unique=("id", "attempt_id", "sequence")
+)
 # The row lock keeps a lease from being taken away while a write of its attempt is in progress.
 _STATUS = HotStatement(
     select(attempts.c.status).where(attempts.c.id == bindparam("id")).with_for_update(read=True, key_share=True),
@@ -145,7 +147,6 @@ class CallRepository(Repository):
         return writer.submit(lambda context: self._append(context, call), _prepare_appends, call)
 
     def _append(self, context: WriteContext, call: Call) -> None:
-        session, contents = context.session, context.contents
         if _status(context, call.attempt_id) == "unresponsive":
             if _is_stored(context, call):
                 return
@@ -153,36 +154,23 @@ class CallRepository(Repository):
                 f"attempt {call.attempt_id} lost its lease because its worker did not renew it in time, so "
                 f"call {call.id} was not stored; nothing needs to be done: the rollout is tried again"
             )
-        parts = context.split_requests.get(id(call)) or split_body(call.request)
-        content = (
-            encode(call.sampling),
-            error_column(call.error),
-            contents.blob(parts.skeleton),
-            *contents.request(_branch(call), parts, len(call.request)),
-            contents.blob(call.response),
-        )
-        packed, ids = _pack_tokens(context, call)
-        plain = [getattr(call, name) for name in _PLAIN]
-        usage = [getattr(call.usage, name) for name in _USAGE]
-        later = (
-            call.usage.cache_write_tokens,
-            call.cost_usd,
-            encode(call.policy_spans) if call.policy_spans else None,
-            encode(call.audit) if call.audit else None,
-        )
-        key = session.insert(_INSERT, (*plain, *usage, *content, *packed, *later))
-        if key is None:
-            if not _is_stored(context, call):
-                raise StoreError(
-                    f"duplicate call: attempt {call.attempt_id} has another call with number {call.sequence}; "
-                    f"expected a new number for call {call.id}"
-                )
-            return
-        if ids is not None:
-            context.recent.put(key, ids)
+        inserted = context.inserted_calls.get(id(call))
+        if inserted is None:
+            row, base, ids = _row(context, call)
+            key = context.session.insert(_INSERT, row)
+            if key is None:
+                if not _is_stored(context, call):
+                    raise StoreError(
+                        f"duplicate call: attempt {call.attempt_id} has another call with number {call.sequence}; "
+                        f"expected a new number for call {call.id}"
+                    )
+                return
+            inserted = InsertedCall(key, base, ids)
+        if inserted.ids is not None:
+            context.recent.put(inserted.key, inserted.ids)
         if len(context.token_bases) >= _BASES:
             context.token_bases.clear()
-        context.token_bases[call.id] = packed[0] if ids is None else key
+        context.token_bases[call.id] = inserted.base if inserted.ids is None else inserted.key
 
     def contents(self, attempt_id: str) -> Iterator[bytes]:
         """Yield the messages and responses of an attempt's calls as JSON, each distinct one once, oldest first."""
@@ -324,6 +312,29 @@ class CallRepository(Repository):
 # --- writing -------------------------------------------------------------------------------------------
 
 
+def _row(context: WriteContext, call: Call) -> tuple[tuple[Any, ...], int | None, Ids | None]:
+    """Store the contents of a call. Return its row for `_INSERT`, and what `_pack_tokens` returns."""
+    contents = context.contents
+    parts = context.split_requests.get(id(call)) or split_body(call.request)
+    content = (
+        encode(call.sampling),
+        error_column(call.error),
+        contents.blob(parts.skeleton),
+        *contents.request(_branch(call), parts, len(call.request)),
+        contents.blob(call.response),
+    )
+    packed, ids = _pack_tokens(context, call)
+    plain = [getattr(call, name) for name in _PLAIN]
+    usage = [getattr(call.usage, name) for name in _USAGE]
+    later = (
+        call.usage.cache_write_tokens,
+        call.cost_usd,
+        encode(call.policy_spans) if call.policy_spans else None,
+        encode(call.audit) if call.audit else None,
+    )
+    return (*plain, *usage, *content, *packed, *later), packed[0], ids
+
+
 def _pack_tokens(context: WriteContext, call: Call) -> tuple[tuple[Any, ...], Ids | None]:
     """Return the values of the columns `_TOKENS`, and the packed ids that the next call is likely to begin
     with.
@@ -368,12 +379,25 @@ def _prepare_appends(context: WriteContext, appended: Sequence[Call]) -> None:
     attempt_ids = encode(sorted({call.attempt_id for call in appended})).decode()
     statuses: dict[str, str] = dict(context.session.fetch_all(_STATUSES, (attempt_ids,)))
     context.locked_statuses.update(statuses)
+    accepted = [call for call in appended if statuses.get(call.attempt_id, "unresponsive") != "unresponsive"]
     requests: list[tuple[Hashable, Parts, list[Buffer]]] = []
-    for call in appended:
-        if statuses.get(call.attempt_id, "unresponsive") != "unresponsive":
-            parts = context.split_requests[id(call)] = split_body(call.request)
-            requests.append((_branch(call), parts, [parts.skeleton, call.response]))
+    for call in accepted:
+        parts = context.split_requests[id(call)] = split_body(call.request)
+        requests.append((_branch(call), parts, [parts.skeleton, call.response]))
     context.contents.store_together(requests)
+    if _are_independent(accepted):
+        rows = [_row(context, call) for call in accepted]
+        keys = context.session.insert_each(_INSERT, [row for row, _, _ in rows])
+        for call, (_, base, ids), key in zip(accepted, rows, keys, strict=True):
+            if key is not None:
+                context.inserted_calls[id(call)] = InsertedCall(key, base, ids)
+
+
+def _are_independent(appended: Sequence[Call]) -> bool:
+    """Return whether calls can be inserted in any order: none builds on another one, or takes its place."""
+    ids = {call.id for call in appended}
+    places = {(call.attempt_id, call.sequence) for call in appended}
+    return len(ids) == len(places) == len(appended) and ids.isdisjoint(call.parent_id for call in appended)
 
 
 def _branch(call: Call) -> Hashable:

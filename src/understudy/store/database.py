@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import msgspec
+from msgspec import Struct
 from sqlalchemy import Connection, RowMapping, Select
 
 from understudy.errors import StoreError
 from understudy.store.contents import ContentWriter, Parts, read_blobs
 from understudy.store.decoding import decoder
 from understudy.store.driver import DatabaseDriver
-from understudy.store.tokens import RecentTokens
+from understudy.store.tokens import Ids, RecentTokens
 from understudy.types import ErrorInfo, Finding
 
 R = TypeVar("R", bound="Repository")
@@ -93,6 +94,14 @@ together.
 """
 
 
+class InsertedCall(Struct, frozen=True):
+    """The row of a call, the row that its tokens build on, and its packed prompt and completion, if it has any."""
+
+    key: int
+    base: int | None
+    ids: Ids | None
+
+
 class WriteContext:
     """What a write works with: the session, its SQLAlchemy connection, and the contents."""
 
@@ -105,6 +114,8 @@ class WriteContext:
         """The rows on which the tokens of calls after a call build, by its id; for recent calls."""
         self.locked_statuses: dict[str, str] = {}
         """Statuses of attempts that cannot change before this transaction ends."""
+        self.inserted_calls: dict[int, InsertedCall] = {}
+        """The calls that this transaction has inserted together, by Python's `id` of each."""
         self.split_requests: dict[int, Parts] = {}
         """The requests of calls that are stored in this transaction, by Python's `id` of each call: two calls may
         claim the same id of their own."""
@@ -113,6 +124,7 @@ class WriteContext:
         """Clear what holds for one transaction only."""
         self.locked_statuses.clear()
         self.split_requests.clear()
+        self.inserted_calls.clear()
 
     def forget(self) -> None:
         """Clear all caches, after a rollback."""

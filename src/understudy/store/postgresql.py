@@ -24,6 +24,7 @@ from understudy.store.address import StoreUrl
 from understudy.store.driver import OUTAGE_S, DatabaseDriver, WriterSession
 from understudy.store.escaping import escape_text, unescape_text
 from understudy.store.migrate import migrate_connection, unknown_schema
+from understudy.store.postgresql_arrays import array_of, register_arrays
 from understudy.store.schema import HEAD, metadata, traces, turns
 from understudy.store.statements import HotStatement
 from understudy.store.turn_filters import restrict_to_turns
@@ -108,6 +109,7 @@ class PostgresqlSession(WriterSession):
         self._alone = alone
         self._raw = _raw(connection)
         self._cursor = self._raw.cursor(binary=True)
+        self._rows = _psycopg().RawCursor(self._raw)
         self._writer = writer
         self._recent_group = -1
         if not alone:
@@ -163,8 +165,8 @@ class PostgresqlSession(WriterSession):
         """Insert different rows by one statement. Returns for each its number, or None."""
         if not rows:
             return []
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        inserted = self._cursor.execute(statement.postgresql_rows.encode(), columns).fetchall()
+        columns = [array_of(*each) for each in zip(statement.kinds, zip(*rows, strict=True), strict=True)]
+        inserted = self._rows.execute(statement.postgresql_rows.encode(), columns, binary=True).fetchall()
         keys: dict[tuple[Any, ...], int] = {tuple(unique): key for key, *unique in inserted}
         return [keys.get(tuple(row[position] for position in statement.unique)) for row in rows]
 
@@ -570,3 +572,4 @@ def _register_types(connection: psycopg.Connection[Any]) -> None:
         adapters.register_loader(name, UnescapingLoader)
         adapters.register_loader(name, UnescapingBinaryLoader)
     adapters.register_loader("numeric", NumberLoader)
+    register_arrays(connection)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
 
+import msgspec
 from msgspec import json
 from sqlalchemy import (
     BigInteger,
@@ -28,6 +29,9 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 DatabaseDialect = Literal["sqlite", "postgresql"]
+
+ElementKind = Literal["bigint", "float", "bytea", "text"]
+"""PostgreSQL's name for the type of a column."""
 
 
 class HotStatement:
@@ -64,18 +68,24 @@ class HotStatement:
 
     @cached_property
     def postgresql_rows(self) -> str:
-        """The SQL for psycopg that inserts many rows, given one array for each column.
+        """The SQL that inserts many rows, given one array of `kinds` for each column.
 
         It returns the key of each row that was inserted, then the values that identify the row.
         """
         statement = self._statement
         assert isinstance(statement, Insert) and self._key is not None and self.unique
-        table, names = statement.table, self._names
-        types = [table.c[name].type.compile(_postgresql_dialect()) for name in names]
-        arrays = ", ".join(f"%s::{kind}[]" for kind in types)
-        returned = ", ".join((self._key, *(names[position] for position in self.unique)))
-        into = f"{table.name} ({', '.join(names)})"
+        arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(self.kinds, 1))
+        returned = ", ".join((self._key, *(self._names[position] for position in self.unique)))
+        into = f"{statement.table.name} ({', '.join(self._names)})"
         return f"INSERT INTO {into} SELECT * FROM unnest({arrays}){self._ending} RETURNING {returned}"
+
+    @cached_property
+    def kinds(self) -> tuple[ElementKind, ...]:
+        """The types of an insert's columns in PostgreSQL, without collation."""
+        statement, dialect = self._statement, _postgresql_dialect()
+        assert isinstance(statement, Insert)
+        names = [statement.table.c[name].type.compile(dialect).partition(" COLLATE")[0] for name in self._names]
+        return tuple(msgspec.convert([name.lower() for name in names], list[ElementKind]))
 
     def text(self, dialect: DatabaseDialect) -> str:
         """Return the SQL for a database's DB-API."""
