@@ -31,7 +31,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from understudy.checks.twin_ids import deciding_tests
-from understudy.checks.twin_run import draw_versions
+from understudy.checks.twin_templates import draw_versions, make_templates
 from understudy.config import cache_dir
 from understudy.grade.official import MODULE, problems
 from understudy.grade.verdict import grade, validate
@@ -124,7 +124,8 @@ async def local(rounds: int) -> dict[str, Any]:
     prepared = await ready(loaded.tasks[0], sandboxes)
     without = replace(prepared, options=replace(prepared.options, twins={}))
     alone = await graded(without, sandboxes, rounds, warm=False)
-    versions = len(draw_versions(deciding_tests(prepared.task, prepared.options), prepared.options))
+    tests = deciding_tests(prepared.task, prepared.options)
+    versions = len(draw_versions(tests, prepared.options, make_templates(tests, prepared.options)))
     figures = await graded(prepared, sandboxes, rounds, warm=False)
     times = figures["cpu_s"]["median"] / alone["cpu_s"]["median"]
     return {**figures, "without_twins": alone, "versions": versions, "times_without_twins": round(times, 2)}

@@ -8,7 +8,7 @@ import pytest
 
 from understudy.checks.base import GradingOptions
 from understudy.checks.twin_ids import deciding_tests
-from understudy.checks.twin_run import draw_versions
+from understudy.checks.twin_templates import draw_versions, make_templates
 from understudy.grade.verdict import grade, validate
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
@@ -109,7 +109,8 @@ async def test_inputs_of_other_tests_do_not_tell_what_one_expects(
 def test_each_version_is_spread_over_two_that_share_no_test() -> None:
     task = Task("core", "example/core", "mend it", Files(TREE), CHECKS["record"], diff(GOLD, TREE))
     options = GradingOptions(twin_apart=True)
-    to_mend, to_keep = draw_versions(deciding_tests(task, options), options)
+    tests = deciding_tests(task, options)
+    to_mend, to_keep = draw_versions(tests, options, make_templates(tests, options))
     assert "write(" in to_mend.files["test_core.py"] and "read(" not in to_mend.files["test_core.py"]
     assert "four one seven" not in to_mend.files["test_core.py"] and "eight" not in to_mend.files["test_core.py"]
     assert "read(" in to_keep.files["test_core.py"] and "write(" not in to_keep.files["test_core.py"]

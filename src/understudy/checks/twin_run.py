@@ -12,7 +12,6 @@ import asyncio
 import json
 import math
 import posixpath
-import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -51,7 +50,6 @@ ATTEMPTS = 2
 
 REPORT_BYTES = 64 << 20
 ENOUGH_BITS = 10.0  # a guess then succeeds once in a thousand times
-_MANY_CHANGEABLE = 6
 NOT_VALIDATED = "the task was not validated as it is graded here"
 """The beginning of the reason why a task's tests have no twins, if validation would make some."""
 _REWARD_OPEN = "the tested code runs where it can write the reward"
@@ -156,32 +154,6 @@ async def run_version(
 
 
 # --- grading
-
-
-def draw_versions(tests: DecidingTests, options: GradingOptions) -> list[WrittenVersion]:
-    """Return the versions that a patch has to pass: one if no expectation is in the process, otherwise two or
-    four.
-
-    With `twin_apart` each version is spread over two. Each expectation that is in the process is changed in half
-    of the versions, chosen at random.
-    """
-    source = random.SystemRandom()
-    changeable = {
-        number
-        for number, site in write_versions(tests, options, lambda _: False).sites.items()
-        if site.changeable
-        and number not in options.twin_fixed
-        and any(number in twin.gold for twin in options.twins.values())
-    }
-    count = 1 if not changeable else 2 if len(changeable) >= _MANY_CHANGEABLE else 4
-    layout = {number: frozenset(source.sample(range(count), count // 2)) for number in changeable}
-    return [
-        write_versions(
-            tests, options, lambda number, version=version: version in layout.get(number, ()), emptied=emptied
-        )
-        for version in range(count)
-        for emptied in emptied_functions(tests, options)
-    ]
 
 
 class TwinJudgement(Struct, frozen=True):

@@ -63,6 +63,8 @@ IMPORT = (
     "holds as _holds_, kind as _kind_, own as _own_, pair as _pair_, result as _result_, send as _send_"
 )
 
+PAIR = "_pair_"
+
 _ORDER = frozenset({"<", "<=", ">", ">="})
 
 _F = TypeVar("_F", ast.FunctionDef, ast.AsyncFunctionDef)
@@ -457,7 +459,7 @@ class _Rewriter(ast.NodeTransformer):
             if changed:
                 left, right = (left, other) if source is right else (other, right)
         self.sites[number] = TwinSite("pair", literal, operator, want, False, changeable, changed)
-        return [ast.Expr(_call("_pair_", number, ast.Constant(operator), left, right))]
+        return [ast.Expr(_call(PAIR, number, ast.Constant(operator), left, right))]
 
     def _approx(
         self, actual: ast.expr, expected: ast.expr, tolerances: str, test: ast.expr | None = None
@@ -474,11 +476,11 @@ class _Rewriter(ast.NodeTransformer):
             self.sites[number] = TwinSite("truth", withheld=False)
             return [ast.Expr(_call("_holds_", number, test))]
         self.sites[number] = TwinSite("pair", tolerances, "approx", withheld=False)
-        return [ast.Expr(_call("_pair_", number, ast.Constant("approx"), actual, expected))]
+        return [ast.Expr(_call(PAIR, number, ast.Constant("approx"), actual, expected))]
 
     def _near(self, actual: ast.expr, expected: ast.expr) -> list[ast.stmt]:
         number = self._number(TwinSite("pair", operator="approx", withheld=False))
-        return [ast.Expr(_call("_pair_", number, ast.Constant("approx"), actual, expected))]
+        return [ast.Expr(_call(PAIR, number, ast.Constant("approx"), actual, expected))]
 
     def _kind(self, value: ast.expr, kinds: ast.expr, *, want: bool) -> list[ast.stmt]:
         names = class_names(kinds)

@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from understudy.agents.packages import AGENT_PACKAGES
+from understudy.checks.twin_templates import VERSIONS
 from understudy.config import CACHE_LOCK
 from understudy.report.directories import VIEW_INDEXES
 from understudy.util.files import locked
@@ -21,6 +22,7 @@ _KINDS = {
     **dict.fromkeys((*AGENT_PACKAGES, "claude-sdk", "runtimes"), "agents"),
     "envs": "environments of tasks",
     **dict.fromkeys(("trees", "checks", "records"), "trees of tasks"),
+    VERSIONS: "versions of tests",
     "sdists": "packages",
     "models": "models",
     **dict.fromkeys(("remote/files", "remote/trees-*"), "files of remote sandboxes"),

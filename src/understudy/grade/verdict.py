@@ -23,18 +23,18 @@ from understudy.checks.run import run_checks, run_task_version
 from understudy.checks.runtime_events import event_keys
 from understudy.checks.seal import read_hidden
 from understudy.checks.suite import run_before_patch
-from understudy.checks.twin_ids import deciding_tests, version_texts
+from understudy.checks.twin_ids import DecidingTests, deciding_tests, version_texts
 from understudy.checks.twin_learn import Effortless, learn_twins
 from understudy.checks.twin_run import (
     ATTEMPTS,
     TwinJudgement,
     VersionRun,
     WrittenVersion,
-    draw_versions,
     judge_twins,
     protection_of,
 )
 from understudy.checks.twin_script import hidden_contents, placed_version
+from understudy.checks.twin_templates import VERSIONS, VersionTemplates, draw_versions, load_templates
 from understudy.config import cache_dir
 from understudy.errors import GraderError, TaskError
 from understudy.grade.apply import apply_patch
@@ -167,7 +167,7 @@ async def _attempt(
     tests = deciding_tests(prepared.task, prepared.options)
     names = [twin.name for twin in prepared.options.twins.values()]
     runs: list[VersionRun] = []
-    for version in await asyncio.to_thread(draw_versions, tests, prepared.options):
+    for version in await asyncio.to_thread(_versions, tests, prepared.options):
         run = await attribute_faults(
             partial(_run_version, prepared, gated, version, sandboxes, environment),
             partial(_run_version, prepared, GatedPatch(b""), version, sandboxes, environment),
@@ -180,6 +180,14 @@ async def _attempt(
         if run.timed_out or any(run.outcomes.get(name) != "passed" for name in names):
             break
     return await asyncio.to_thread(judge_twins, prepared.options, runs, prepared.task.checks.timeout_s)
+
+
+def _templates(tests: DecidingTests, options: GradingOptions) -> VersionTemplates:
+    return load_templates(tests, options, cache_dir() / VERSIONS, GRADER)
+
+
+def _versions(tests: DecidingTests, options: GradingOptions) -> list[WrittenVersion]:
+    return draw_versions(tests, options, _templates(tests, options))
 
 
 def _confirmed(verdict: Verdict, judgement: TwinJudgement | PatchFault) -> Verdict:
@@ -395,6 +403,8 @@ async def validate(
                 "processes nor remove their directory"
             ) from fault
     record.parent.mkdir(parents=True, exist_ok=True)
+    if graded.options.twins:
+        await asyncio.to_thread(_templates, tests, graded.options)  # now, not while the first patch waits for it
     for path in (record, *others):
         atomic_write(path, msgspec.json.encode(graded.options))
     return graded
