@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from understudy.errors import SandboxError
 from understudy.sandbox.base import Completed
+from understudy.sandbox.spawn import SpawnedProcess, spawn
 
 T = TypeVar("T")
 
@@ -118,7 +119,7 @@ class _OutputCollector(asyncio.SubprocessProtocol):
 
 
 def seal_descriptors() -> None:
-    """Make all inherited descriptors of this process non-inheritable, because uvloop does not close them in
+    """Make all inherited descriptors of this process non-inheritable, because none is closed in
     children.
 
     An inherited directory descriptor would be a way out of every sandbox.
@@ -135,23 +136,21 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-async def _reap(
-    transport: asyncio.SubprocessTransport, watch: _OutputCollector, kill: Callable[[int], None]
-) -> None:
+async def _reap(child: SpawnedProcess, watch: _OutputCollector, kill: Callable[[int], None]) -> None:
     """Kill what is still running, reap the leader and close the pipes."""
     try:
-        kill(transport.get_pid())
+        kill(child.pid)
         try:
             async with asyncio.timeout(GRACE_S):
                 await watch.exited.wait()
         except TimeoutError:
-            kill_group(transport.get_pid())
+            kill_group(child.pid)
             await watch.exited.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
                 await watch.closed.wait()
     finally:
-        transport.close()
+        child.close()
 
 
 @contextlib.contextmanager
@@ -210,15 +209,8 @@ async def run_process(
     started = time.monotonic()
     seal_descriptors()
     with _file_of(stdin) as file:
-        transport, watch = await asyncio.get_running_loop().subprocess_exec(
-            lambda: _OutputCollector(output_bytes, over),
-            *argv,
-            stdin=file,
-            env=dict(env),
-            cwd=cwd,
-            pass_fds=pass_fds,
-            start_new_session=True,
-        )
+        watch = _OutputCollector(output_bytes, over)
+        child = spawn(argv, watch, stdin=file, env=env, cwd=cwd, pass_fds=pass_fds)
     try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -226,5 +218,5 @@ async def run_process(
     finally:
         timed_out = not over.is_set()
         duration_s = time.monotonic() - started
-        await asyncio.shield(_reap(transport, watch, kill))
-    return watch.output.completed(transport.get_returncode(), duration_s, timed_out=timed_out)
+        await asyncio.shield(_reap(child, watch, kill))
+    return watch.output.completed(child.returncode, duration_s, timed_out=timed_out)

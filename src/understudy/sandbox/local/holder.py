@@ -23,6 +23,7 @@ from pathlib import Path
 from understudy.errors import SandboxError, SandboxLost
 from understudy.sandbox.local.mounts import BOX, SYSTEM_PATH
 from understudy.sandbox.process import has_ended, kill_group, process_stamp, seal_descriptors
+from understudy.sandbox.spawn import SpawnedProcess, spawn
 
 START_S = 60.0
 """How long making the mounts may take on a machine under load, in seconds."""
@@ -155,14 +156,12 @@ class MountHolder:
     memory.
     """
 
-    def __init__(
-        self, transport: asyncio.SubprocessTransport, watch: _HolderProtocol, group: Path | None, depth: int
-    ) -> None:
+    def __init__(self, child: SpawnedProcess, watch: _HolderProtocol, group: Path | None, depth: int) -> None:
         self.group = group
-        self._transport = transport
+        self._child = child
         self._watch = watch
         self._closing: asyncio.Task[None] | None = None
-        first = transport.get_pid()
+        first = child.pid
         for _ in range(depth):
             first = _child(first)
         # The shell's memory belongs to the inner user namespace, so its /proc entries can be read without being
@@ -195,7 +194,7 @@ class MountHolder:
     async def _close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        await _end(self._transport, self._watch)
+        await _end(self._child, self._watch)
         self._opened.close()
         if self.group is not None:
             remove_group(self.group)
@@ -212,18 +211,17 @@ def _child(pid: int) -> int:
     return int(children[0])
 
 
-async def _end(transport: asyncio.SubprocessTransport, watch: _HolderProtocol) -> None:
+async def _end(child: SpawnedProcess, watch: _HolderProtocol) -> None:
     """Close the holder's stdin, which ends it in any state, and wait for its end."""
-    if (pipe := transport.get_pipe_transport(0)) is not None:
-        pipe.close()
+    child.close_stdin()
     try:
         async with asyncio.timeout(END_S):
             await watch.ended.wait()
     except TimeoutError:
-        kill_group(transport.get_pid())
+        kill_group(child.pid)
         await watch.ended.wait()
     finally:  # also when the event loop ends first and cancels this
-        transport.close()
+        child.close()
 
 
 async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes: int) -> MountHolder:
@@ -236,9 +234,8 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
     wrap = [] if group is None else ["/bin/sh", "-c", OUTLIVE_GROUP, "hold", str(group)]
     seal_descriptors()
     try:
-        transport, watch = await asyncio.get_running_loop().subprocess_exec(
-            _HolderProtocol, *wrap, *command, stdin=asyncio.subprocess.PIPE, env=CHAIN_ENV, start_new_session=True
-        )
+        watch = _HolderProtocol()
+        child = spawn([*wrap, *command], watch, stdin=None, env=CHAIN_ENV)
     except OSError as error:
         raise SandboxError(
             f"cannot start a sandbox: {error}; check this machine with `understudy doctor`"
@@ -253,9 +250,9 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
             raise SandboxError(
                 f"cannot set up the mounts of a sandbox: {message}; check this machine with `understudy doctor`"
             )
-        return MountHolder(transport, watch, group, depth=1 if group is None else 2)
+        return MountHolder(child, watch, group, depth=1 if group is None else 2)
     except BaseException as error:
-        await asyncio.shield(_end(transport, watch))
+        await asyncio.shield(_end(child, watch))
         if group is not None:
             remove_group(group)
         if isinstance(error, TimeoutError):
