@@ -238,7 +238,7 @@ class ClaudeCode:
             _require_started(events, debug_log)
         logs = {"stream.jsonl": completed.stdout, "stderr.txt": completed.stderr}
         session_id = next((event.session_id for event in events if event.session_id), "")
-        logs.update(await _session_logs(sandbox, f"{config_dir}/projects", session_id))
+        logs.update(await session_logs(sandbox, f"{config_dir}/projects", session_id))
         if self._debug and debug_log:
             logs["debug.txt"] = debug_log
         outcome, message = _outcome_of(completed, events)
@@ -391,12 +391,13 @@ def _outcome_of(completed: Completed, events: Sequence[_StreamEvent]) -> tuple[A
     return "crashed", f"Claude Code reported {kind}: {message[:500]}"
 
 
+_NOT_IN_DIRECTORIES = re.compile(r"[^A-Za-z0-9]")
 _COLLECT = """cd "$0" && for directory in */; do
     [ -e "$directory/$1.jsonl" ] && exec tar -C "$directory" --ignore-failed-read -cf - -- "$1.jsonl" "$1"
 done"""
 
 
-async def _session_logs(sandbox: Sandbox, projects: str, session_id: str) -> dict[str, bytes]:
+async def session_logs(sandbox: Sandbox, projects: str, session_id: str) -> dict[str, bytes]:
     """Return the session's JSONL and those of its subagents, by their paths below the CLI's project directory.
 
     If an agent destroys its log directory, only the log is lost: otherwise agents could turn a failure into an
@@ -404,11 +405,32 @@ async def _session_logs(sandbox: Sandbox, projects: str, session_id: str) -> dic
     """
     if not re.fullmatch(r"[0-9a-f-]{36}", session_id):
         return {}  # the CLI ended before its session began, which its exit state explains
+    if (log := await _single_log(sandbox, projects, session_id)) is not None:
+        return {f"session/{session_id}.jsonl": log}
     try:
         archive = await sandbox.run(["sh", "-c", _COLLECT, projects, session_id], timeout_s=30)
     except SandboxError:
         return {}
     return {f"session/{name}": content for name, content in tar_members(archive.stdout)}
+
+
+async def _single_log(sandbox: Sandbox, projects: str, session_id: str) -> bytes | None:
+    """Return the session's log if it is the only one and where the CLI puts it; None if that cannot be told.
+
+    Most sessions have no subagents, and reading a file starts no process.
+    """
+    session = f"{projects}/{_NOT_IN_DIRECTORIES.sub('-', sandbox.workdir)}/{session_id}"
+    try:
+        log = await sandbox.read(f"{session}.jsonl")
+    except (FileNotFoundError, SandboxError):
+        return None
+    try:
+        await sandbox.read(session)
+    except FileNotFoundError:
+        return log
+    except SandboxError:
+        return None  # the directory of its subagents
+    return None
 
 
 async def _debug_log(sandbox: Sandbox, path: str, key: str) -> bytes:
