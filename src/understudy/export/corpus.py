@@ -478,10 +478,11 @@ class Corpus:
                     tally.left_out[LOSSY] += len(trace.turns) - len(good)
                     trace = replace(trace, turns=good)
             if trace.turns:
-                exported = trace if self.redactor is None else redact_trace(trace, self.redactor)
+                texts = [*trace_texts(trace)]
+                exported = trace if self.redactor is None else redact_trace(trace, self.redactor, texts)
                 if self._mixture is not None:
                     self._mixture.rename(_state_ids(exported), _state_ids(trace))
-                reason = self._overlap(trace, group_of(exported), duplicates)
+                reason = self._overlap(trace, texts, group_of(exported), duplicates)
                 if reason is None:
                     yield exported
                 else:
@@ -511,14 +512,14 @@ class Corpus:
         path = self.selection.exclude_tasks
         return None if path is None else Benchmark.read(path)
 
-    def _overlap(self, trace: Trace, group: str, duplicates: NearDuplicates) -> str | None:
-        """Return why a session of a group is left out, because of an excluded task or a near duplicate; or
-        None.
+    def _overlap(self, trace: Trace, values: list[Any], group: str, duplicates: NearDuplicates) -> str | None:
+        """Return why a session of a group, with these texts, is left out, because of an excluded task or a near
+        duplicate; or None.
         """
         selection, benchmark = self.selection, self._benchmark
         if benchmark is None and not selection.drop_near_duplicates and not selection.test_share:
             return None
-        texts = list(_texts(list(trace_texts(trace))))
+        texts = list(_texts(values))
         if benchmark is not None and (reason := benchmark.overlap(trace.project or group, texts)):
             return reason
         near, sketch = duplicates.find(texts)

@@ -8,9 +8,10 @@ which both sketches are complete, the share of one that the other has too estima
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 from zlib import crc32
 
 from understudy.tasks.rows import read_rows
@@ -29,13 +30,21 @@ _LINE = 20
 _ADDED = 3
 
 
-def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Return the meaningful lines: those of 20 characters or more, without blanks around them."""
-    for text in texts:
-        for line in text.splitlines():
-            line = line.strip()
-            if len(line) >= _LINE:
-                yield line
+def _lines(texts: Iterable[str]) -> set[str]:
+    """Return the different meaningful lines: those of 20 characters or more, without blanks around them."""
+    whole: set[str] = set()
+    for text in set(texts):
+        whole.update(text.splitlines())
+    lines = {line.strip() for line in whole if len(line) >= _LINE}
+    return {line for line in lines if len(line) >= _LINE}
+
+
+class _Sketch(NamedTuple):
+    """The smallest hashes of a session's lines, in order and as a set, and up to where they are all."""
+
+    hashes: list[int]
+    members: frozenset[int]
+    reach: int
 
 
 class NearDuplicates:
@@ -47,35 +56,41 @@ class NearDuplicates:
 
     def __init__(self, threshold: float = 0.8) -> None:
         self._threshold = threshold
-        self._sketches: list[tuple[str, frozenset[int]]] = []
+        self._sketches: list[tuple[str, _Sketch]] = []
         self._by_hash: dict[int, list[int]] = {}
 
-    def find(self, texts: Iterable[str]) -> tuple[list[str], frozenset[int]]:
+    def find(self, texts: Iterable[str]) -> tuple[list[str], _Sketch]:
         """Return the names of earlier near-duplicates, and the sketch of the texts for `add`."""
         hashes = sorted({crc32(line.encode(errors="surrogatepass")) for line in _lines(texts)})
         if len(hashes) < _LINES:
-            return [], frozenset()
-        sketch = frozenset(hashes[:_SKETCH])
+            return [], _Sketch([], frozenset(), 0)
+        del hashes[_SKETCH:]
+        # Beyond the largest hash of a full sketch, it is unknown what the session has.
+        sketch = _Sketch(hashes, frozenset(hashes), hashes[-1] if len(hashes) == _SKETCH else 1 << 32)
         candidates = {number for key in hashes[:_KEYS] for number in self._by_hash.get(key, ())}
         near = [number for number in sorted(candidates) if self._is_near(sketch, self._sketches[number][1])]
         return [self._sketches[number][0] for number in near], sketch
 
-    def add(self, name: str, sketch: frozenset[int]) -> None:
+    def add(self, name: str, sketch: _Sketch) -> None:
         """Add a session by the sketch that `find` returned."""
-        for key in sorted(sketch)[:_KEYS]:
+        for key in sketch.hashes[:_KEYS]:
             self._by_hash.setdefault(key, []).append(len(self._sketches))
         self._sketches.append((name, sketch))
 
-    def _is_near(self, sketch: frozenset[int], other: frozenset[int]) -> bool:
-        smallest = sorted(sketch | other)[:_SKETCH]
-        if len(sketch & other & set(smallest)) >= self._threshold * len(smallest):
-            return True
-        # Beyond the largest hash of a full sketch, it is unknown what the session has.
-        reach = min(max(one) if len(one) == _SKETCH else 1 << 32 for one in (sketch, other))
-        parts = ({key for key in one if key <= reach} for one in (sketch, other))
-        return any(
-            len(one) >= _COMPARED and len(one & sketch & other) >= self._threshold * len(one) for one in parts
-        )
+    def _is_near(self, one: _Sketch, other: _Sketch) -> bool:
+        common = one.members & other.members
+        # Most sessions that share lines share few of them.
+        if len(common) < self._threshold * min(_LINES, _COMPARED):
+            return False
+        union = len(one.hashes) + len(other.hashes) - len(common)
+        if len(common) >= self._threshold * min(union, _SKETCH):
+            smallest = sorted(one.members | other.members)[:_SKETCH]
+            if len(common.intersection(smallest)) >= self._threshold * len(smallest):
+                return True
+        reach = min(one.reach, other.reach)
+        shared = sum(key <= reach for key in common)
+        sizes = (bisect_right(sketch.hashes, reach) for sketch in (one, other))
+        return any(size >= _COMPARED and shared >= self._threshold * size for size in sizes)
 
 
 class Benchmark:

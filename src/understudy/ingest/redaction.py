@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from understudy.redact.redactor import Redactor
 
 
-def redact_trace(trace: Trace, redactor: Redactor) -> Trace:
-    """Return a copy of the trace whose texts are redacted when they are rendered.
+def redact_trace(trace: Trace, redactor: Redactor, texts: Sequence[Any] | None = None) -> Trace:
+    """Return a copy of the trace whose texts are redacted when they are rendered. `texts` are its `trace_texts`,
+    if the caller has them.
 
     Nodes and turns stay the same in number.
 
     The whole trace is searched first: a secret is replaced everywhere in the trace, so that a state looks the same
     whichever other states are requested. Ids and model names stay unless they contain a secret.
     """
-    scope = redactor.scoped_to(trace_texts(trace))
+    scope = redactor.scoped_to(trace_texts(trace) if texts is None else texts)
     # A name that was replaced must not appear in the report.
     name = scope.name(trace.trace_id, "trace")
 

@@ -84,6 +84,7 @@ _ROUNDS = 6
 _NESTED = 6
 _BATCH = 1 << 18
 _SEEN = 1 << 20
+_LOOKED = 1 << 14
 _IDS_TEXT = """
 id uuid tool_call_id call_id message_id messageId session_id sessionId trace_id state_id request_id
 requestId parent_id parentUuid tool_use_id toolUseId source_call_id agent_id agentId response_id signature
@@ -113,6 +114,7 @@ class Redactor:
         self._names = Pseudonyms(key)
         self._betterleaks = is_installed() if betterleaks is None else betterleaks
         self._secrets: KnownSecrets | None = None
+        self._known = False
         self._sources: dict[str, str] = {}
         self._identifiers: frozenset[str] = frozenset()
         # Texts that were searched before are not searched again, because conversations share texts.
@@ -136,11 +138,14 @@ class Redactor:
         """
         if len(self._clean) + len(self._leaked) > _SEEN:
             self._clean, self._leaked = set(), {}
+        if len(self._looked) > _LOOKED:
+            self._looked = {}
         scoped = copy(self)  # shares the report and the texts that were searched before
         scoped._secrets, scoped._sources, scoped._identifiers = KnownSecrets(), {}, frozenset()
-        scoped._looked, scoped._replaced = {}, {}
+        scoped._replaced = {}
         values = values if isinstance(values, Sequence) else list(values)
         scoped._learn(values)
+        scoped._known = bool(scoped._secrets)
         # A name in code is no secret although it is assigned: `password = V2_login` before `def V2_login(`.
         names = [value for value, rule in scoped._sources.items() if rule in _ASSIGNED and is_identifier(value)]
         if names:
@@ -206,12 +211,14 @@ class Redactor:
         for plain in (True, False):
             # Texts of one kind together, because one that is not ASCII makes all that are joined with it slower.
             some = [text for text in texts if text.isascii() is plain and hash(text) not in self._clean]
-            for text, searched in zip(some, search_texts(some), strict=True):
+            new = [text for text in some if hash(text) not in self._looked]
+            for text, searched in zip(new, search_texts(new), strict=True):
                 if searched[0]:
                     self._looked[hash(text)] = searched
                 else:
                     self._clean.add(hash(text))
-                for hit in searched[0]:
+            for text in some:
+                for hit in self._looked.get(hash(text), _NOTHING)[0]:
                     self._note(text, hit)
         if self._betterleaks:
             new = [text for text in texts if hash(text) not in self._leaked and not _idlike(text)]
@@ -267,7 +274,7 @@ class Redactor:
 
     def _text(self, text: str, where: str) -> str:
         mark = hash(text)
-        if mark in self._clean and not self._secrets:
+        if mark in self._clean and not self._known:
             return text
         replaced = self._replaced.get(mark)
         if replaced is None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -52,6 +55,41 @@ def test_a_log_before_it_grew_is_a_near_duplicate_whichever_is_read_first(share:
     assert near(whole, part) == ["first"] and near(part, whole) == ["first"]
     half_new = part[::2] + [f"{line}, elsewhere" for line in part[1::2]]
     assert near(whole, half_new) == near(half_new, whole) == []
+
+
+def near_by_definition(one: set[int], other: set[int], threshold: float) -> bool:
+    """Of the smallest hashes of both, or of what both know of one of them, the share that both have."""
+    first, second = set(sorted(one)[:256]), set(sorted(other)[:256])
+    smallest = set(sorted(first | second)[:256])
+    if len(first & second & smallest) >= threshold * len(smallest):
+        return True
+    reach = min(max(some) if len(some) == 256 else 1 << 32 for some in (first, second))
+    parts = [{key for key in some if key <= reach} for some in (first, second)]
+    return any(len(part) >= 16 and len(part & first & second) >= threshold * len(part) for part in parts)
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.8, 1.0])
+def test_near_duplicates_are_those_of_the_definition_whatever_the_sizes(threshold: float) -> None:
+    dice = random.Random(7)
+    duplicates, earlier, counts = NearDuplicates(threshold), list[list[str]](), Counter[bool]()
+    for number in range(150):
+        lines = [f"{number}: line {dice.random()} of a file" for _ in range(dice.choice((16, 40, 300, 900)))]
+        if earlier:
+            base = dice.choice(earlier)
+            share = dice.choice((0.25, 0.8, 0.97, 1))
+            lines = dice.sample(base, round(len(base) * share)) + lines[: dice.choice((0, 5, 900))]
+        earlier.append(lines)
+        names, sketch = duplicates.find(lines)
+        duplicates.add(str(number), sketch)
+        sets = [{crc32(line.encode()) for line in some} for some in earlier]
+        for other, some in enumerate(sets[:-1]):
+            # Only sessions that share one of their smallest hashes are compared.
+            if len(sets[-1]) < 16 or not set(sorted(sets[-1])[:64]) & set(sorted(some)[:64]):
+                continue
+            expected = len(some) >= 16 and near_by_definition(sets[-1], some, threshold)
+            assert (str(other) in names) is expected
+            counts[expected] += 1
+    assert min(counts[True], counts[False]) > 100
 
 
 @pytest.mark.parametrize(
