@@ -176,8 +176,9 @@ def test_what_cannot_be_opened_says_why_and_never_the_password(
     with pytest.raises(StoreError, match=r"tables of another application .bookmarks.*separate database"):
         Store.open(postgresql_url)
     postgresql_server.execute("UPDATE alembic_version SET version_num = '9999'", database_of(postgresql_store))
-    with pytest.raises(StoreError, match=r"newer release.*9999.*update understudy"):
-        Store.open(postgresql_store)
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match=r"newer release.*9999.*update understudy"):
+            Store.open(postgresql_store, read_only=read_only)
 
 
 def database_of(url: StoreUrl) -> str:

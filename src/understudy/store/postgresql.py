@@ -326,12 +326,13 @@ class PostgresqlDriver(DatabaseDriver):
                 metadata.create_all(connection)
                 _own.create_all(connection)
                 connection.exec_driver_sql(_ADD_ROW_ID)
-            elif message := unknown_schema(version):
-                raise StoreError(f"{self.name} {message}")
             migrate_connection(connection, stamp=version is None)
 
     def _version(self, connection: Connection) -> str | None:
-        """Return the database's schema version; None if it is empty. Raises StoreError if it is not a store."""
+        """Return the database's schema version; None if it is empty.
+
+        Raises StoreError if it is not a store, or a newer release's.
+        """
         query = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
         names = set(connection.exec_driver_sql(query).scalars())
         if not names:
@@ -341,7 +342,10 @@ class PostgresqlDriver(DatabaseDriver):
             raise StoreError(
                 f"{self.name} has tables of another application ({some}); use a separate database for the store"
             )
-        return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+        version: str | None = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+        if version not in (None, HEAD) and (message := unknown_schema(version)):
+            raise StoreError(f"{self.name} {message}")
+        return version
 
     def open_session(self) -> PostgresqlSession:
         """Open a connection for writing."""
