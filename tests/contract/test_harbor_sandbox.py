@@ -76,7 +76,7 @@ def test_errors_say_what_to_do(provider: HarborProvider, tmp_path: Path) -> None
         ({"options": str(broken)}, "give a JSON object"),
         ({"options": str(tmp_path / "missing")}, "invalid options of harbor's environment"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises((ConfigError, SandboxError), match=message):
             load_sandboxes("harbor", {**options, **changed})
     # An environment that did not start is stopped too.
     assert provider.log.count("start") == provider.log.count("stop") - 1

@@ -121,7 +121,7 @@ def test_errors_say_what_to_do(cluster: Cluster, tmp_path: Path) -> None:
         ({"kubeconfig": str(stranger)}, "must be logged in"),
         ({"target": "elsewhere"}, "kubectl create"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises((ConfigError, SandboxError), match=message):
             load_sandboxes("kubernetes", {**cluster.options, **options})
     assert cluster.server.pods == {}
 

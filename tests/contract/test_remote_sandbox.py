@@ -101,7 +101,7 @@ async def test_it_ends_when_our_process_is_gone(remote: RemoteKind, tree: Path) 
 def test_a_worker_that_does_not_start_is_named_with_what_was_expected(remote: RemoteKind) -> None:
     assert remote.load().problems() == []
     for command, message in (("echo welcome", "expected the line"), ("no-such-program", "not found")):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(SandboxError, match=message):
             remote.load(command=command)
 
 

@@ -103,7 +103,7 @@ def test_what_does_not_work_is_said(machine: ssh_server.SshMachine, tmp_path: Pa
     other = tmp_path / "ssh.conf"
     other.write_text(machine.config.read_text().replace("/known\n", "/unknown\n"))
     for options, message in (({"config": str(other)}, "Host key verification failed"),):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(SandboxError, match=message):
             load_sandboxes("ssh", {**machine.options, **options})
 
 

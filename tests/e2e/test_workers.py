@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from understudy import __version__
 from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.tasks.records import dump
@@ -110,6 +111,33 @@ def test_a_worker_whose_attempts_fail_in_a_row_rests_and_who_waits_is_told_why(
                 assert "not-a-secret" not in completed.stdout
                 ended = [each for rollout in store.runs.rollouts() for each in store.runs.attempts(rollout.id)]
                 assert 4 <= len(ended) < 8  # after a rest one is tried
+
+
+def test_a_worker_that_stops_when_idle_tries_a_rollout_again_before(
+    tmp_path: Path, location: StoreLocation
+) -> None:
+    dump([calc_task(0)], tmp_path / "tasks.jsonl")
+    assert enqueue(tmp_path, location, "--engine", "detached", samples=1, command="kill -9 $$").returncode == 0
+    with worker(location, "--stop-when-idle") as alone:
+        _, stderr = alone.communicate(timeout=120)
+    assert alone.returncode == 0 and "3 attempts ended here" in stderr
+    with Store.open(location) as store:
+        (rollout,) = store.runs.rollouts()
+        assert rollout.status == "failed"
+
+
+def test_a_run_whose_remote_machine_is_away_is_tried_again_later(tmp_path: Path, location: StoreLocation) -> None:
+    assert enqueue(tmp_path, location, "--engine", "detached", samples=1).returncode == 0
+    with Store.open(location) as store:
+        (run,) = store.runs.all()
+        remote = {**run.config, "sandbox": "ssh:nobody@no-such-host.invalid"}
+        store.runs.create("remote", remote).result()
+        store.runs.add_tasks("remote", [calc_task(0)]).result()
+        store.runs.create_rollouts("remote", [("r", calc_task(0).instance_id, 0)]).result()
+        store.leases.open_to_workers("remote", __version__).result()
+    with worker(location) as alone:
+        output = said_until(alone, "run remote ")
+    assert "run remote cannot be begun yet, next try in 30 s: ssh nobody@no-such-host.invalid: " in output
 
 
 def test_a_run_that_a_process_executes_alone_is_refused_to_others(tmp_path: Path, location: StoreLocation) -> None:

@@ -101,7 +101,7 @@ class RunWorker:
         self._stop_when_idle = stop_when_idle
         self._max_starting = max_starting
         self._claims_later = False
-        """Whether something is left to claim after a run has rested, or once fewer sandboxes are starting."""
+        """Whether something is left to claim once a run or a rollout has rested, or fewer sandboxes start."""
         self._report = report
         self._opened: dict[str, _OpenedRun] = {}
         self._leaves: dict[str, str] = {}
@@ -197,7 +197,8 @@ class RunWorker:
                     await self._open(run)
         ready = [run.id for run in open_runs if run.id in self._opened and not self._is_outdated(run)]
         resting += [run.id for run in open_runs if not self._has_rested(run.id)]  # they could not be opened now
-        self._claims_later = bool(resting) or (self._max_starting is not None and bool(ready))
+        # What is ready and cannot be claimed was just tried, or waits until fewer sandboxes are starting.
+        self._claims_later = bool(resting or ready)
         if not ready:
             return 0
         claims: list[ClaimedRollout] = []
@@ -292,7 +293,9 @@ class RunWorker:
             agent = make_agent(config.agent, config.agent_options)
             if problems := agent.problems():
                 raise ConfigError("; ".join(problems))
-            sandboxes = self._sandboxes.get(config.sandbox) or load_sandboxes(config.sandbox)
+            sandboxes = self._sandboxes.get(config.sandbox)
+            if sandboxes is None:
+                sandboxes = await asyncio.to_thread(load_sandboxes, config.sandbox)
             self._sandboxes[config.sandbox] = sandboxes
             environment = await asyncio.to_thread(environment_for, sandboxes, cache_dir())
             tasks = await read_stored(_tasks_of, self._store, run.id)

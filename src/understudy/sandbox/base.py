@@ -232,7 +232,10 @@ class Sandboxes(Protocol):
         return None
 
     def problems(self) -> list[str]:
-        """Return the reasons why this kind cannot work here, each with a remedy; empty if it can."""
+        """Return the reasons why this kind cannot work here, each with a remedy; empty if it can.
+
+        Raises SandboxError if a remote machine cannot be reached.
+        """
         return []
 
     def warnings(self) -> list[str]:
@@ -388,7 +391,8 @@ def open_kind(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
 def load_sandboxes(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
     """Return the kind of sandbox called `name` (see `open_kind`).
 
-    Raises ConfigError for an unknown kind, or one that cannot work here.
+    Raises ConfigError for an unknown kind, or one that cannot work here; SandboxError if a remote machine cannot
+    be reached.
     """
     kind = open_kind(name, options)
     if problems := kind.problems():

@@ -249,7 +249,7 @@ class KubernetesSandboxes(WorkerSandboxes):
             await self._run(*_deletion(name))
 
     async def _run(self, *arguments: str, stdin: bytes = b"", timeout_s: float = _ANSWER_S) -> bytes:
-        """Return the output of a kubectl command. Raises SandboxError."""
+        """Return the output of a kubectl command. Raises SandboxError, and ConfigError if there is no kubectl."""
         argv = (*self._kubectl, *arguments)
         try:
             completed = await run_to_completion(
@@ -258,7 +258,7 @@ class KubernetesSandboxes(WorkerSandboxes):
                 )
             )
         except OSError as error:
-            raise SandboxError(
+            raise ConfigError(
                 f"{self._name}: cannot start kubectl: {error}; install kubectl 1.31 or newer on this machine"
             ) from error
         if completed.exit_code != 0:

@@ -125,10 +125,13 @@ class WorkerSandboxes(RemoteSandboxes):
         """
 
     def problems(self) -> list[str]:
-        """Return the reasons why the other machine cannot be reached, or cannot run local sandboxes."""
+        """Return the reasons why the other machine cannot run local sandboxes, or cannot be asked.
+
+        Raises SandboxError if it cannot be reached, which may be so for a while only.
+        """
         try:
             return self._greet().problems
-        except (SandboxError, ConfigError) as error:
+        except ConfigError as error:
             return [str(error)]
 
     def warnings(self) -> list[str]:
