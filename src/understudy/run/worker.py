@@ -114,6 +114,8 @@ class RunWorker:
         self._sandboxes: dict[str, Sandboxes] = {}
         self._active: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._stopping = asyncio.Event()
+        self._change: asyncio.Task[None] | None = None
+        """Waits for a change of the store, also while rollouts are claimed for slots that became free."""
         self.executed = 0
 
     def drain(self) -> bool:
@@ -146,7 +148,9 @@ class RunWorker:
             tasks = (leases, *self._tasks())
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # Whoever waits for a change is in a thread, which nothing cancels, and reads the store.
+            changes = () if self._change is None else (self._change,)
+            await asyncio.gather(*tasks, *changes, return_exceptions=True)
             try:
                 await asyncio.wrap_future(self._store.leases.give_back(self._lease))
             except StoreError as error:
@@ -162,14 +166,16 @@ class RunWorker:
         return [task for _, task in self._active.values()]
 
     async def _wait_for_change(self) -> None:
-        waiting = asyncio.create_task(asyncio.to_thread(self._store.wait_for_change, WORKERS_POLL_S))
+        if self._change is None or self._change.done():
+            self._change = asyncio.create_task(asyncio.to_thread(self._store.wait_for_change, WORKERS_POLL_S))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             others = (stopping,) if not self._stopping.is_set() else ()
-            await asyncio.wait((waiting, *others, *self._tasks()), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((self._change, *others, *self._tasks()), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
-            await waiting
+        if self._change.done():
+            self._change.result()
 
     async def _claim(self) -> int:
         """Claim as many rollouts as there is room for, and start them. Returns how many."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
+
+import pytest
 
 from understudy import __version__
 from understudy.run.worker import RunWorker
 from understudy.store import Store
 from understudy.store.runs import Lease
+from understudy.tasks.records import dump
 
+from fakes.loop_program import quick_task
+from support import understudy
 from support.store import make_task
 
 
@@ -54,3 +60,34 @@ def test_a_worker_of_a_training_loop_leaves_other_runs_to_others(tmp_path: Path)
             store.leases.open_to_workers(run_id, __version__).result()
         asyncio.run(work(store))
     assert len(lines) == 1 and "run of-loop is left to other workers" in lines[0]
+
+
+def test_a_free_slot_is_filled_though_nothing_in_the_store_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = 3
+    change = threading.Event()
+
+    def no_change(timeout_s: float) -> None:
+        change.wait(60)
+
+    async def work(store: Store) -> None:
+        monkeypatch.setattr(store, "wait_for_change", no_change)
+        (tmp_path / "w").mkdir()
+        worker = RunWorker(store, tmp_path / "w", capacity=1, lease=Lease("w", 60.0), stop_when_idle=True)
+        working = asyncio.create_task(worker.run())
+        try:
+            async with asyncio.timeout(50):
+                while worker.executed < rollouts:
+                    await asyncio.wait((working,), timeout=0.05)
+        finally:
+            change.set()
+            await working
+
+    options = ("--engine", "detached", "--agent", "shell", "--agent-command", "true", "--sandbox", "unsafe-local")
+    dump([quick_task(0)], tmp_path / "tasks.jsonl")
+    run = ("run", "embedded", "--policy", "idle", "-t", tmp_path / "tasks.jsonl", "-n", f"{rollouts}")
+    queued = understudy(*run, "-o", tmp_path / "out", "--store", tmp_path / "store", *options)
+    assert queued.returncode == 0, queued.stderr
+    with Store.open(tmp_path / "store") as store:
+        asyncio.run(work(store))
