@@ -42,6 +42,19 @@ class TwinTest(Struct, frozen=True):
     gold: dict[int, str]
 
 
+class OtherInputs(Struct, frozen=True):
+    """Other inputs for the deciding tests, and what the gold patch answers (see `understudy.checks.twin_inputs`).
+
+    `changes` are the parts of literals by those that they replace. `tests` has the sites whose answers differ from
+    those to the tests' own inputs; `bits` is the binary logarithm of the number of guesses at those of
+    `fail_to_pass`.
+    """
+
+    changes: dict[str, str]
+    tests: dict[str, TwinTest]
+    bits: float
+
+
 class GradingOptions(Struct, frozen=True):
     """How a task must be graded, as its validation found out.
 
@@ -64,6 +77,7 @@ class GradingOptions(Struct, frozen=True):
     - `twin_seed`: decides what changed expectations are.
     - `twin_bits`: the binary logarithm of the number of guesses at those expectations of `fail_to_pass` that the
       code does not meet without the gold patch; `twin_all_bits` of the guesses at all of them.
+    - `twin_inputs`: other inputs with which a solution is run.
     """
 
     as_root: bool = False
@@ -80,6 +94,7 @@ class GradingOptions(Struct, frozen=True):
     twin_seed: int = 0
     twin_bits: float = 0.0
     twin_all_bits: float = 0.0
+    twin_inputs: tuple[OtherInputs, ...] = ()
     sealed: bool = True
     usual_events: tuple[str, ...] | None = None
     usual_installed: tuple[str, ...] | None = None

@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 from msgspec import Struct
 
 from understudy.checks.base import report_lines
-from understudy.checks.twins import TwinSite
+from understudy.checks.twin_sites import TwinSite
 from understudy.util.python_syntax import parse_literal
 
 Observation = list[Any]

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from understudy.checks.base import GradingOptions, TwinTest
 from understudy.checks.twin_clues import Clues
-from understudy.checks.twin_exposure import ReadableValues
 from understudy.checks.twin_ids import DecidingTests, function_of
+from understudy.checks.twin_inputs import learn_inputs
 from understudy.checks.twin_judge import (
     DIGESTED,
     Observation,
@@ -31,30 +31,21 @@ from understudy.checks.twin_judge import (
 )
 from understudy.checks.twin_run import (
     ENOUGH_BITS,
+    References,
     VersionRun,
     WrittenVersion,
     emptied_functions,
+    names_in_version,
+    readable_values,
     write_versions,
 )
 from understudy.checks.twin_secrets import is_read, secret_bits
-from understudy.checks.twins import IMPORT, TwinSite
+from understudy.checks.twin_sites import TwinSite
 from understudy.types import TestOutcome
 from understudy.util.python_syntax import parse_literal
 
 Run = Callable[[WrittenVersion], Awaitable[VersionRun]]
 """Runs a version over one patch, in a sandbox of its own."""
-
-
-class Effortless(Struct, frozen=True):
-    """What code can be that computes nothing new: the names that the tests need, and the old behaviour.
-
-    `run` runs a version over each such code, and leaves out what failed. `texts` (the instruction and docstrings)
-    and `sources` (the changed files without the gold patch) are what a guess can go by.
-    """
-
-    run: Callable[[WrittenVersion], Awaitable[Sequence[VersionRun]]]
-    texts: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
 
 
 class _Runs(Struct, frozen=True):
@@ -69,7 +60,7 @@ class _Runs(Struct, frozen=True):
 
 
 async def learn_twins(
-    tests: DecidingTests, options: GradingOptions, run: Run, data: Mapping[str, bytes], effortless: Effortless
+    tests: DecidingTests, options: GradingOptions, run: Run, data: Mapping[str, bytes], references: References
 ) -> GradingOptions:
     """Return the options with the twins of a task's deciding tests, as learned by runs with the gold patch.
 
@@ -87,7 +78,7 @@ async def learn_twins(
     if broken:
         options = replace(options, twin_uncut=broken)
         runs = await _run_both(tests, options, run, named)
-    learn = partial(_learned, tests, data=data, effortless=effortless)
+    learn = partial(_learned, tests, data=data, references=references)
     learned = await asyncio.to_thread(learn, options, runs)
     # Inputs of other tests may reveal what a test expects. Whether fewer expectations are revealed without those
     # tests is first computed from the observations that exist already.
@@ -100,8 +91,9 @@ async def learn_twins(
                 options, runs = apart, runs_apart
     for emptied in emptied_functions(tests, options):
         version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, emptied=emptied)
-        runs = replace(runs, effortless=(*runs.effortless, *await effortless.run(version)))
-    return await asyncio.to_thread(learn, options, runs)
+        runs = replace(runs, effortless=(*runs.effortless, *await references.effortless(version)))
+    options = await asyncio.to_thread(learn, options, runs)
+    return await learn_inputs(tests, options, named, data, references)
 
 
 def _worth(options: GradingOptions) -> tuple[int, float, int]:
@@ -117,15 +109,16 @@ def _learned(
     runs: _Runs,
     *,
     data: Mapping[str, bytes],
-    effortless: Effortless,
+    references: References,
 ) -> GradingOptions:
     """Return the options with the twins that the runs with the gold patch confirm."""
     named, second, third = runs.named, runs.changed, runs.true
-    names = _new_names(named, third)
+    names = names_in_version(named, third)
     fixed = _not_changeable(names, second, third)
     options = replace(options, twin_fixed=tuple(sorted(fixed)))
     spread = [
-        (emptied, Clues(_readable(tests, options, data, emptied))) for emptied in emptied_functions(tests, options)
+        (emptied, Clues(readable_values(write_versions(tests, options, lambda _: False, emptied=emptied), data)))
+        for emptied in emptied_functions(tests, options)
     ]
     twins: dict[str, TwinTest] = {}
     exposed: list[str] = []
@@ -168,7 +161,7 @@ def _learned(
                 expected.append((used[number], without_rest(seen)))
                 if not _is_effortless(runs, node, name, number, seen):
                     secret.append(expected[-1])
-    clues = Clues(spread[0][1].readable, effortless.texts, effortless.sources)
+    clues = Clues(spread[0][1].readable, references.texts, references.sources)
     options = replace(options, twin_bits=round(secret_bits(secret, clues), 1))
     options = replace(options, twin_all_bits=round(secret_bits(expected, clues), 1))
     return replace(options, twins=twins, partial_twins=tuple(exposed))
@@ -183,16 +176,6 @@ def _is_effortless(runs: _Runs, node: str, name: str, number: int, gold: Sequenc
         and holds(runs.true.sites[number], gold, seen)
         for run in runs.effortless
     )
-
-
-def _readable(
-    tests: DecidingTests, options: GradingOptions, data: Mapping[str, bytes], emptied: frozenset[str]
-) -> ReadableValues:
-    """Return what tested code can read while versions run in which some functions are emptied."""
-    files = write_versions(tests, options, lambda _: False, emptied=emptied).files
-    sources = [text for name, text in files.items() if name.endswith(".py") and IMPORT in text]
-    others = [text.encode() for text in files.values() if text not in sources]
-    return ReadableValues(sources, [*others, *(raw for name, raw in data.items() if name not in files)])
 
 
 def _in_use(site: TwinSite, seen: Sequence[Observation], clues: Clues, *, fixed: bool) -> TwinSite:
@@ -317,26 +300,9 @@ def _is_readable(seen: Observation) -> bool:
     return True
 
 
-def _by_file(names: Mapping[str, TestOutcome]) -> dict[str, list[str]]:
-    files: dict[str, list[str]] = {}
-    for name in names:
-        files.setdefault(name.partition("::")[0], []).append(name)
-    return files
-
-
-def _new_names(named: VersionRun, run: VersionRun) -> dict[str, str]:
-    """Return a test's id in a version by its original node id: the test at the same position in the file."""
-    after = _by_file(run.outcomes)
-    names: dict[str, str] = {}
-    for file, before in _by_file(named.outcomes).items():
-        if len(before) == len(after.get(file, [])):
-            names |= zip(before, after[file], strict=True)
-    return {node: name for node, name in names.items() if node.partition("[")[0] == name.partition("[")[0]}
-
-
 def _broken_files(named: VersionRun, run: VersionRun) -> tuple[str, ...]:
     """Return the files whose tests no longer pass once unused values are removed."""
-    names = _new_names(named, run)
+    names = names_in_version(named, run)
     return tuple(
         sorted(
             {

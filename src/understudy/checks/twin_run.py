@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import posixpath
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,7 +21,8 @@ from msgspec import Struct
 from understudy.checks import twin_driver, twin_encoding
 from understudy.checks.base import GradingOptions, check_not_killed, output_tail, read_result_file
 from understudy.checks.pytest_checks import PLUGIN_MOUNT, deciding_files, parse_outcomes
-from understudy.checks.twin_ids import DecidingTests, deciding_tests, function_of, names_of_tests
+from understudy.checks.twin_exposure import ReadableValues
+from understudy.checks.twin_ids import DecidingTests, function_of, names_of_tests
 from understudy.checks.twin_judge import (
     Observation,
     judge,
@@ -31,10 +31,11 @@ from understudy.checks.twin_judge import (
 )
 from understudy.checks.twin_neutral import by_own_names
 from understudy.checks.twin_operands import NUMBERS
+from understudy.checks.twin_sites import IMPORT, TwinSite
 from understudy.checks.twin_weakness import weakness
-from understudy.checks.twins import TwinSite, write_version
+from understudy.checks.twins import write_version
 from understudy.sandbox.base import Mount, Sandbox
-from understudy.types import Evidence, Integrity, Protection, PytestChecks, ScriptChecks, Task, TestOutcome
+from understudy.types import Evidence, Integrity, PytestChecks, TestOutcome
 
 DRIVER_MOUNT = Mount(Path(twin_driver.__file__), "/opt/understudy/twin_driver.py")
 DRIVER_MOUNTS = (
@@ -50,12 +51,6 @@ ATTEMPTS = 2
 
 REPORT_BYTES = 64 << 20
 ENOUGH_BITS = 10.0  # a guess then succeeds once in a thousand times
-NOT_VALIDATED = "the task was not validated as it is graded here"
-"""The beginning of the reason why a task's tests have no twins, if validation would make some."""
-_REWARD_OPEN = "the tested code runs where it can write the reward"
-_NO_PYTHON = "no Python file or here-document of the script asserts what could have twins"
-_SHELL_DECIDES = "what decides is none of the Pythons that are watched"
-_UNWATCHED = "what the code does in the process of the tests is not watched"
 
 
 class WrittenVersion(Struct, frozen=True):
@@ -88,6 +83,22 @@ class VersionRun(Struct, frozen=True):
     emptied: frozenset[str] = frozenset()
 
 
+class References(Struct, frozen=True):
+    """What validation compares with. `solution` runs a version over the gold patch; it returns nothing if that
+    broke the sandbox. `effortless` runs it over code that computes nothing new: the names that the tests need, and
+    the old behaviour. What fails is left out.
+
+    `texts` (the instruction and docstrings) and `sources` (the changed files without the gold patch) are what a
+    guess can go by; `code` are these files with the gold patch.
+    """
+
+    solution: Callable[[WrittenVersion], Awaitable[Sequence[VersionRun]]]
+    effortless: Callable[[WrittenVersion], Awaitable[Sequence[VersionRun]]]
+    texts: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
+
+
 def write_versions(
     tests: DecidingTests,
     options: GradingOptions,
@@ -95,6 +106,7 @@ def write_versions(
     *,
     cut: bool = True,
     emptied: frozenset[str] = frozenset(),
+    inputs: Mapping[str, str] = MappingProxyType({}),
 ) -> WrittenVersion:
     """Return a version of the hidden files; files that are not valid Python are left as they are."""
     files = dict(tests.files)
@@ -112,6 +124,7 @@ def write_versions(
                 emptied=emptied,
                 changed=changed,
                 seed=options.twin_seed,
+                inputs=inputs,
             )
         except ValueError:
             continue
@@ -119,6 +132,30 @@ def write_versions(
         sites |= version.sites
         names[posixpath.normpath(name)] = version.names
     return WrittenVersion(files, sites, names, emptied)
+
+
+def readable_values(version: WrittenVersion, data: Mapping[str, bytes]) -> ReadableValues:
+    """Return what tested code can read while a version runs; `data` are hidden files without versions, by path."""
+    sources = [text for name, text in version.files.items() if name.endswith(".py") and IMPORT in text]
+    others = [text.encode() for text in version.files.values() if text not in sources]
+    return ReadableValues(sources, [*others, *(raw for name, raw in data.items() if name not in version.files)])
+
+
+def _by_file(names: Mapping[str, TestOutcome]) -> dict[str, list[str]]:
+    files: dict[str, list[str]] = {}
+    for name in names:
+        files.setdefault(name.partition("::")[0], []).append(name)
+    return files
+
+
+def names_in_version(named: VersionRun, run: VersionRun) -> dict[str, str]:
+    """Return a test's id in a version by its original node id: the test at the same position in the file."""
+    after = _by_file(run.outcomes)
+    names: dict[str, str] = {}
+    for file, before in _by_file(named.outcomes).items():
+        if len(before) == len(after.get(file, [])):
+            names |= zip(before, after[file], strict=True)
+    return {node: name for node, name in names.items() if node.partition("[")[0] == name.partition("[")[0]}
 
 
 def emptied_functions(tests: DecidingTests, options: GradingOptions) -> list[frozenset[str]]:
@@ -240,55 +277,3 @@ def _integrity_of(
         )
         return Integrity("suspicious", reason, tuple(unmet[:20]))
     return Integrity()
-
-
-def protection_of(
-    task: Task, options: GradingOptions, weak: Mapping[str, str] = MappingProxyType({})
-) -> tuple[Protection, str]:
-    """Return how far twins protect a task's verdicts, and the reasons why not further, including that nothing is
-    watched.
-
-    Of a patch's verdict, `weak` are the tests whose observations prove less than the gold patch's (see
-    `TwinJudgement`). That may be honest, but says less.
-    """
-    protection, reason = _protection_by_twins(task, options)
-    if weak and protection == "twins":
-        example = min(weak)
-        reason = f"{len(weak)} of {len(options.twins)} deciding tests {weak[example]}, as {example}"
-        protection = "partial"
-    usual = options.usual_events or ()
-    watched = options.usual_events is not None and options.watched and "watch-missing " not in usual
-    watched = watched and (options.sealed or isinstance(task.checks, ScriptChecks))
-    if not isinstance(task.checks, PytestChecks) and not watched:
-        by_shell = isinstance(task.checks, ScriptChecks) and options.watched and "watch-missing " in usual
-        reason = "; ".join(filter(None, (reason, _SHELL_DECIDES if by_shell else _UNWATCHED)))
-    if isinstance(task.checks, ScriptChecks) and ("reward-open " in usual or not options.walled):
-        reason = f"{reason}; {_REWARD_OPEN}"
-    return protection, reason
-
-
-def _protection_by_twins(task: Task, options: GradingOptions) -> tuple[Protection, str]:
-    if options.twins and not options.twin_all_bits:
-        return "none", "the tested code can read or guess all that the tests expect"
-    if isinstance(task.checks, ScriptChecks):
-        unknown = options.usual_events is None and not options.walled
-        if options.twins:
-            return "partial", "the script may decide by more than what its Python files assert"
-        return "none", (f"{NOT_VALIDATED}; " if unknown else "") + _NO_PYTHON
-    if options.usual_events is None and not options.twins:
-        return "none", f"{NOT_VALIDATED} (by `tasks check` or --validate), so no test has twins"
-    nodes = deciding_tests(task, options).nodes
-    deciding = (*task.checks.fail_to_pass, *task.checks.pass_to_pass)
-    missing = [id for id in deciding if nodes.get(id) not in options.twins]
-    if missing:
-        reason = f"{len(missing)} of {len(deciding)} deciding tests have no twins, as {missing[0]}"
-        return ("partial" if options.twins else "none"), reason
-    if not options.twin_bits:
-        return "partial", "what the tests expect of the patch, and the code does not do without it, can be guessed"
-    if options.twin_bits < ENOUGH_BITS:
-        times = math.ceil(2**options.twin_bits)
-        return "partial", f"a guess at what the tests expect is right once in {times} times"
-    if exposed := [id for id in deciding if nodes[id] in options.partial_twins]:
-        some = f"{len(exposed)} of {len(deciding)} deciding tests"
-        return "partial", f"{some} have expectations that the tested code can read or force, as {exposed[0]}"
-    return "twins", ""

@@ -15,7 +15,7 @@ from typing import Any, cast
 from understudy.checks.twin_clues import MOST_FRACTION, MOST_TEXT, Clues, plain_bits
 from understudy.checks.twin_encoding import encode
 from understudy.checks.twin_judge import Observation, decode, holds, margin, satisfies
-from understudy.checks.twins import TwinSite
+from understudy.checks.twin_sites import TwinSite
 from understudy.util.python_syntax import parse_literal
 
 _WORTH_READING = 6.0  # values with fewer bits than this are not searched for in the rest of a version

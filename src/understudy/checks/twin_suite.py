@@ -21,7 +21,7 @@ from understudy.checks.twin_ids import DecidingTests, functions_of_tests
 from understudy.checks.twin_judge import load
 from understudy.checks.twin_neutral import by_own_names, original_node
 from understudy.checks.twin_run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, WrittenVersion
-from understudy.checks.twins import IMPORT
+from understudy.checks.twin_sites import IMPORT
 from understudy.sandbox.base import Sandbox
 from understudy.types import SuiteChecks, Task, TestOutcome
 from understudy.util.python_syntax import parse_module, unparse

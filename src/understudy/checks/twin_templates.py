@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from understudy.checks.base import GradingOptions
 from understudy.checks.twin_ids import DecidingTests
+from understudy.checks.twin_inputs import input_versions
 from understudy.checks.twin_run import WrittenVersion, emptied_functions, write_versions
 from understudy.checks.twins import PAIR
 from understudy.util.files import atomic_write
@@ -62,11 +63,13 @@ class VersionTemplate(Struct, frozen=True):
 class VersionTemplates(Struct, frozen=True):
     """The templates of a task's versions, one for each part of a version that `twin_apart` makes of it.
 
-    `changeable` are the sites whose expectations are in the process and can be changed.
+    `changeable` are the sites whose expectations are in the process and can be changed. `inputs` are the versions
+    with other inputs (see `twin_inputs`), which are the same in each grading.
     """
 
     changeable: tuple[int, ...]
     templates: tuple[VersionTemplate, ...]
+    inputs: tuple[WrittenVersion, ...] = ()
 
 
 def make_templates(tests: DecidingTests, options: GradingOptions) -> VersionTemplates:
@@ -81,7 +84,7 @@ def make_templates(tests: DecidingTests, options: GradingOptions) -> VersionTemp
         for number, emptied in enumerate(apart)
     ]
     templates = (VersionTemplate(a, b, _parts(a, b, changeable)) for a, b in zip(true, changed, strict=True))
-    return VersionTemplates(tuple(sorted(changeable)), tuple(templates))
+    return VersionTemplates(tuple(sorted(changeable)), tuple(templates), tuple(input_versions(tests, options)))
 
 
 def _observed(options: GradingOptions) -> set[int]:
@@ -181,7 +184,8 @@ def load_templates(tests: DecidingTests, options: GradingOptions, directory: Pat
     """
     # Versions are written by Python's own `ast`, which differs from release to release.
     how = (options.twin_plain, options.twin_uncut, options.twin_named, options.twin_apart, options.twin_fixed)
-    on = [label, platform.python_version(), tests, *how, options.twin_seed, sorted(_observed(options))]
+    inputs = [each.changes for each in options.twin_inputs]
+    on = [label, platform.python_version(), tests, *how, options.twin_seed, sorted(_observed(options)), inputs]
     path = directory / hashlib.sha256(msgspec.json.encode(on, order="deterministic")).hexdigest()[:32]
     with suppress(OSError, msgspec.MsgspecError):
         os.utime(path)  # which says that it is in use

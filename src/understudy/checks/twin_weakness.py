@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from understudy.checks.twin_judge import Observation, is_reordered, is_rest
-from understudy.checks.twins import TwinSite
+from understudy.checks.twin_sites import TwinSite
 from understudy.util.python_syntax import parse_literal
 
 _TIMES = 4

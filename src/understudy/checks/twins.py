@@ -18,12 +18,14 @@ from __future__ import annotations
 import ast
 import builtins
 import random
-from collections.abc import Callable
-from typing import Literal, TypeVar
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from understudy.checks.input_changes import change_inputs
 from understudy.checks.twin_assertions import (
     CALLED,
     COMPARISONS,
@@ -56,44 +58,14 @@ from understudy.checks.twin_names import (
 )
 from understudy.checks.twin_neutral import empty_tests, insert_first, rename_tests, strip_docstring
 from understudy.checks.twin_operands import number_operands, observe_operands
+from understudy.checks.twin_sites import IMPORT, Operation, TwinSite
 from understudy.util.python_syntax import parse_module, unparse
-
-IMPORT = (
-    "from understudy_sites import among as _among_, block as _block_, called as _called_, calls as _calls_, "
-    "holds as _holds_, kind as _kind_, own as _own_, pair as _pair_, result as _result_, send as _send_"
-)
 
 PAIR = "_pair_"
 
 _ORDER = frozenset({"<", "<=", ">", ">="})
 
 _F = TypeVar("_F", ast.FunctionDef, ast.AsyncFunctionDef)
-
-Operation = Literal[
-    "equal", "same", "count", "approx", "compare", "truth", "pair", "isinstance", "raises", "warns", "calls",
-    "end", "result", "own",
-]  # fmt: skip
-
-
-class TwinSite(Struct, frozen=True):
-    """An assertion of a test file, and what it expects of its observations (see `twin_judge.holds`).
-
-    `expected` is the source of a literal, if the operation needs one besides the gold patch's observation: a value
-    to compare with (`compare`, by `operator`), tolerances (`approx`), names of classes (`isinstance`, `raises`,
-    `warns`), or the constant that is changed in a changeable `pair`. `want` is false if the operation must not
-    hold. `withheld` says that the expectation is neither in the process nor evaluated there. `changed` is true if
-    this version has another expectation in the process than the true one. `subject` names the functions that made
-    the observed value; "" if unknown.
-    """
-
-    operation: Operation
-    expected: str = ""
-    operator: str = ""
-    want: bool = True
-    withheld: bool = True
-    changeable: bool = False
-    changed: bool = False
-    subject: str = ""
 
 
 class TwinVersion(Struct, frozen=True):
@@ -116,16 +88,19 @@ def write_version(
     emptied: frozenset[str] = frozenset(),
     changed: Callable[[int], bool] = lambda _: False,
     seed: int = 0,
+    inputs: Mapping[str, str] = MappingProxyType({}),
 ) -> TwinVersion:
     """Return a version of a test file, with sites numbered from `first`, the same in all versions of the file.
 
     Sites in `plain` are evaluated in the process, because their observations cannot be sent. Without `cut`, unused
     values and the ids of parametrised tests stay. With `neutral`, tests are renamed; those in `emptied` do
     nothing. Sites for which `changed` returns True get another expectation, chosen by `seed`, if their expectation
-    is in the process and has a literal. Raises ValueError when the file cannot be parsed.
+    is in the process and has a literal. `inputs` replaces parts of literals (see `input_changes`). Raises
+    ValueError when the file cannot be parsed.
     """
     try:
         tree = parse_module(text)
+        change_inputs(tree, inputs)
         unpack_rows(tree)
         number_comparisons(tree)
         number_operands(tree)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from understudy.checks.twin_run import NOT_VALIDATED
+from understudy.checks.protection import NOT_VALIDATED
 from understudy.errors import ConfigError, GraderError, SandboxError, TaskError, UnderstudyError
 from understudy.grade.gate import gate
 from understudy.grade.predictions import PredictedPatch, Prediction, Predictions

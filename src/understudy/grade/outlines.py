@@ -16,12 +16,13 @@ class PatchOutlines(Struct, frozen=True):
     """The outlines of a gold patch, as patches: one is empty if it adds no names.
 
     `texts` are the task's instruction and the docstrings of what the gold patch changes, `sources` the Python
-    files that it changes, as they were.
+    files that it changes, as they were; `code` are these files with the gold patch.
     """
 
     patches: tuple[GatedPatch, ...]
     texts: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
 
 
 def outlines_of(prepared: PreparedTask, gold: GatedPatch) -> PatchOutlines:
@@ -29,6 +30,7 @@ def outlines_of(prepared: PreparedTask, gold: GatedPatch) -> PatchOutlines:
     old: dict[str, str] = {}
     new: dict[str, list[str]] = {}
     texts = [prepared.task.instruction]
+    code: list[str] = []
     try:
         files = changed_files(gold.patch, prepared.tree)
     except DiffError:  # it was applied by a less strict way
@@ -43,9 +45,10 @@ def outlines_of(prepared: PreparedTask, gold: GatedPatch) -> PatchOutlines:
         except ValueError:
             continue
         texts += outlines[0].docstrings
+        code.append(after)
         new[file.path] = [each.source for each in outlines]
         if file.before is not None:
             old[file.path] = before
     ways = [{path: sources[number] for path, sources in new.items()} for number in range(len(RETURNS))]
     patches = dict.fromkeys(unified(old, way).encode(errors="surrogateescape") for way in ways)
-    return PatchOutlines(tuple(map(GatedPatch, patches)), tuple(texts), tuple(old.values()))
+    return PatchOutlines(tuple(map(GatedPatch, patches)), tuple(texts), tuple(old.values()), tuple(code))

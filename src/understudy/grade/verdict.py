@@ -19,19 +19,21 @@ from msgspec.structs import replace
 from understudy import __version__
 from understudy.checks.base import CheckResult, GradingOptions, failed_result
 from understudy.checks.log_parsers import check_parser
+from understudy.checks.protection import protection_of
 from understudy.checks.run import run_checks, run_task_version
 from understudy.checks.runtime_events import event_keys
 from understudy.checks.seal import read_hidden
 from understudy.checks.suite import run_before_patch
 from understudy.checks.twin_ids import DecidingTests, deciding_tests, version_texts
-from understudy.checks.twin_learn import Effortless, learn_twins
+from understudy.checks.twin_inputs import InputAgreement, judge_inputs
+from understudy.checks.twin_learn import learn_twins
 from understudy.checks.twin_run import (
     ATTEMPTS,
+    References,
     TwinJudgement,
     VersionRun,
     WrittenVersion,
     judge_twins,
-    protection_of,
 )
 from understudy.checks.twin_script import hidden_contents, placed_version
 from understudy.checks.twin_templates import VERSIONS, VersionTemplates, draw_versions, load_templates
@@ -53,7 +55,7 @@ from understudy.util.files import atomic_write
 
 _LEAST_TIMEOUT_S = 30.0  # for code that computes nothing new, which may never end
 
-_FORMAT = "54"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "55"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, stored in each verdict: the release, and how its patches are judged."""
 
@@ -74,6 +76,7 @@ async def grade(
     """
     gated = await asyncio.to_thread(gate, patch, prepared.task, prepared.tree)
     weak: dict[str, str] = {}
+    agreement: InputAgreement | None = None
     if gated.refused:
         verdict = Verdict(reward=0.0, reason=f"patch refused: {gated.refused}", applied=False)
     elif not gated.patch:
@@ -91,13 +94,15 @@ async def grade(
                     judgement = await _ask_again(prepared, gated, judgement, sandboxes, environment)
                 verdict = _confirmed(verdict, judgement)
                 weak = judgement.weak if isinstance(judgement, TwinJudgement) else weak
+            if is_solved(verdict.reward) and verdict.integrity.status == "clean":
+                agreement = await _ask_other_inputs(prepared, gated, sandboxes, environment)
     if verdict.integrity.status != "forged":
         integrity = await asyncio.to_thread(
             audit, patch, prepared.task, gated, verdict, prepared.tree, prepared.hidden
         )
         if integrity.evidence != verdict.integrity.evidence:  # otherwise the verdict's own reason is the clearest
             verdict = replace(verdict, integrity=integrity)
-    protection, unprotected = protection_of(prepared.task, prepared.options, weak)
+    protection, unprotected = protection_of(prepared.task, prepared.options, weak, agreement)
     return replace(
         verdict,
         protection=protection,
@@ -145,6 +150,23 @@ async def _ask_again(
         return again
     reason = f"{judgement.integrity.reason}; a second attempt did not show it"
     return replace(judgement, integrity=replace(judgement.integrity, status="suspicious", reason=reason))
+
+
+async def _ask_other_inputs(
+    prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> InputAgreement:
+    """Return how far a patch that solves a task answers other inputs as the gold patch does.
+
+    The tests have run before: they hold none of these answers.
+    """
+    tests = deciding_tests(prepared.task, prepared.options)
+    runs: list[VersionRun] = []
+    templates = await asyncio.to_thread(_templates, tests, prepared.options)
+    for version in templates.inputs:
+        with suppress(PatchFault):
+            run = await _run_version(prepared, gated, version, sandboxes, environment)
+            runs += [run] if run is not None else []
+    return await asyncio.to_thread(judge_inputs, tests, prepared.options, runs)
 
 
 def _fails_all(prepared: PreparedTask, judgement: TwinJudgement) -> bool:
@@ -383,19 +405,25 @@ async def validate(
         timeout_s = min(task.checks.timeout_s, _LEAST_TIMEOUT_S + 4 * gold.checks_s)
         limited = replace(graded, task=replace(task, checks=replace(task.checks, timeout_s=timeout_s)))
 
+        async def run_patch(patch: GatedPatch, version: WrittenVersion) -> list[VersionRun]:
+            with suppress(PatchFault):
+                seen = await _run_version(limited, patch, version, sandboxes, environment)
+                return [seen] if seen is not None and any(seen.seen.values()) else []
+            return []
+
         async def run_outlines(version: WrittenVersion) -> list[VersionRun]:
             runs: list[VersionRun] = []
             for patch in dict.fromkeys((*outlines.patches, nothing)):
                 if runs and patch == nothing:  # it is for outlines that cannot be imported
                     break
-                with suppress(PatchFault):
-                    seen = await _run_version(limited, patch, version, sandboxes, environment)
-                    runs += [seen] if seen is not None and any(seen.seen.values()) else []
+                runs += await run_patch(patch, version)
             return runs
 
-        effortless = Effortless(run_outlines, outlines.texts, outlines.sources)
+        references = References(
+            partial(run_patch, gated), run_outlines, outlines.texts, outlines.sources, outlines.code
+        )
         try:
-            graded = replace(graded, options=await learn_twins(tests, graded.options, run, hidden, effortless))
+            graded = replace(graded, options=await learn_twins(tests, graded.options, run, hidden, references))
         except PatchFault as fault:
             raise GraderError(
                 f"task {task.instance_id}: grading broke while the gold patch ran with instrumented copies of the "

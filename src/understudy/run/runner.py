@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from understudy import __version__
 from understudy.agents.acp import make_agent
 from understudy.agents.base import Agent
-from understudy.checks.twin_run import protection_of
+from understudy.checks.protection import protection_of
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, GraderError, SandboxError, StoreError, TaskError, UnderstudyError
 from understudy.gateway.budget import CostCeiling

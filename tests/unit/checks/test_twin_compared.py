@@ -10,8 +10,9 @@ import pytest
 
 from understudy.checks import twin_driver
 from understudy.checks.twin_judge import judge, load
+from understudy.checks.twin_sites import TwinSite
 from understudy.checks.twin_suite import self_reporting
-from understudy.checks.twins import TwinSite, write_version
+from understudy.checks.twins import write_version
 
 SOURCE = """\
 failed = []

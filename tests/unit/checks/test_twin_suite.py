@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from understudy.checks import twin_driver
 from understudy.checks.base import GradingOptions, TwinTest
+from understudy.checks.protection import protection_of
 from understudy.checks.twin_ids import deciding_tests, version_texts
-from understudy.checks.twin_run import protection_of
 from understudy.checks.twin_suite import outcomes_of, self_reporting
 from understudy.checks.twins import write_version
 from understudy.types import SuiteChecks

@@ -27,7 +27,8 @@ import pytest
 from understudy.checks import twin_driver
 from understudy.checks.twin_driver import encode
 from understudy.checks.twin_judge import Observation, holds, judge
-from understudy.checks.twins import TwinSite, write_version
+from understudy.checks.twin_sites import TwinSite
+from understudy.checks.twins import write_version
 
 EQUAL = TwinSite("equal")
 PAIR = TwinSite("pair", operator="==", withheld=False)

@@ -13,8 +13,9 @@ import pytest
 from understudy.checks import twin_driver
 from understudy.checks.twin_encoding import encode, has_own_code
 from understudy.checks.twin_judge import Observation, holds
+from understudy.checks.twin_sites import TwinSite
 from understudy.checks.twin_weakness import is_far_more, weakness
-from understudy.checks.twins import TwinSite, TwinVersion, write_version
+from understudy.checks.twins import TwinVersion, write_version
 
 NODES = itertools.count()
 

@@ -18,13 +18,15 @@ from msgspec.structs import replace
 
 from understudy.checks import twin_driver
 from understudy.checks.base import GradingOptions, TwinTest
+from understudy.checks.protection import protection_of
 from understudy.checks.twin_clues import Clues
 from understudy.checks.twin_driver import encode
 from understudy.checks.twin_exposure import ReadableValues
 from understudy.checks.twin_judge import Observation, decode, holds, judge, load, raised_by_gold
-from understudy.checks.twin_run import VersionRun, judge_twins, protection_of
+from understudy.checks.twin_run import VersionRun, judge_twins
 from understudy.checks.twin_secrets import secret_bits
-from understudy.checks.twins import TwinSite, TwinVersion, write_version
+from understudy.checks.twin_sites import TwinSite
+from understudy.checks.twins import TwinVersion, write_version
 from understudy.types import Files, ScriptChecks, SuiteChecks, TestOutcome
 
 from support import calc_task

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from understudy.checks.twin_run import NOT_VALIDATED
+from understudy.checks.protection import NOT_VALIDATED
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, SandboxError
 from understudy.grade.batch import GradingProgress, GradingSetup, PatchGrader, grade_all

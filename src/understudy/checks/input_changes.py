@@ -1,0 +1,179 @@
+"""Changes the literals of a test file, so that its tests call the tested code with other inputs.
+
+Whatever depends on an input then has another value, which only code that computes it can know (see `twin_inputs`).
+Equal numbers and words are changed alike in all hidden files, since a test often looks up what it wrote before. A
+number stays in its range, such as months, minutes or years of this century, and the order of numbers of one range
+stays. Words that the tested code or the test itself uses as a name, or has in a text, keep their meaning only if
+they stay, so they do. Nothing here runs code.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+import string
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+
+from understudy.checks.twin_exposure import READERS
+from understudy.checks.twin_names import name_of
+from understudy.util.python_syntax import parse_module
+
+_TOKEN = re.compile(r"[0-9]+|[A-Za-z]{3,}")
+_WORD = re.compile(r"[A-Za-z]{3,}")
+_STEPS = (2, 13, 29, 32, 60, 100, 256, 1000, 1900, 2100)
+"""Where the ranges of numbers begin: months, days, minutes, two digits, a byte, three digits, years."""
+_MOST_DIGITS = 18
+_BY_NAME = READERS | {
+    "getattr", "setattr", "hasattr", "delattr", "delitem", "setitem", "setenv", "patch", "import_module",
+    "importorskip", "skip", "skipif", "xfail", "fixture", "usefixtures", "Path", "sleep", "wait",
+}  # fmt: skip
+"""Functions whose arguments name something that exists, or say how long to wait."""
+_TOLERANCES = frozenset(
+    {"rel", "abs", "rel_tol", "abs_tol", "rtol", "atol", "places", "delta", "encoding", "mode"}
+)
+
+
+def tokens_of(text: str) -> frozenset[str]:
+    """Return the numbers and (lower-case) words in the literals of a test file that can be changed. Raises
+    ValueError when the file cannot be parsed.
+    """
+    tokens: set[str] = set()
+
+    def collect(token: str) -> str:
+        tokens.add(token.lower())
+        return token
+
+    try:
+        tree = parse_module(text)
+        names = _names(tree, texts=False)
+        _Changer(collect).visit(tree)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise ValueError(f"invalid Python: {error}") from error
+    return frozenset(tokens - names)
+
+
+def words_of_code(sources: Iterable[str]) -> frozenset[str]:
+    """Return the lower-case words of the names and texts, other than docstrings, in Python sources. Those that are
+    not valid Python count as a whole.
+    """
+    words: set[str] = set()
+    for source in sources:
+        try:
+            words |= _names(parse_module(source), texts=True)
+        except (SyntaxError, ValueError, RecursionError):
+            words |= {word.lower() for word in _WORD.findall(source)}
+    return frozenset(words)
+
+
+def draw_changes(tokens: Iterable[str], fixed: frozenset[str], choice: random.Random) -> dict[str, str]:
+    """Return other tokens by the tokens that they replace; words in `fixed` stay, and the numbers 0 and 1."""
+    changes: dict[str, str] = {}
+    numbers: dict[tuple[int, int], dict[int, list[str]]] = {}
+    for token in sorted(tokens):
+        if not token.isdigit():
+            if token not in fixed:
+                changes[token] = "".join(choice.choice(string.ascii_lowercase) for _ in token)
+        elif len(token) <= _MOST_DIGITS and (span := _span(int(token))):
+            numbers.setdefault(span, {}).setdefault(int(token), []).append(token)
+    for (begin, end), old in numbers.items():
+        others = sorted(choice.sample(range(begin, end), min(len(old), end - begin)))
+        for number, other in zip(sorted(old), others, strict=False):
+            changes |= {token: str(other).zfill(len(token)) for token in old[number]}
+    return {token: other for token, other in changes.items() if token != other}
+
+
+def change_inputs(tree: ast.Module, changes: Mapping[str, str]) -> None:
+    """Replace tokens in the literals of a test file's tree, in place."""
+
+    def change(token: str) -> str:
+        other = changes.get(token.lower(), token)
+        if token.isdigit() or len(other) != len(token):
+            return other
+        return "".join(new.upper() if old.isupper() else new for old, new in zip(token, other, strict=True))
+
+    _Changer(change).visit(tree)
+
+
+def _span(number: int) -> tuple[int, int] | None:
+    """Return the range of numbers, without its end, in which another one is drawn."""
+    if number < _STEPS[0]:
+        return None
+    if number < _STEPS[-1]:
+        at = bisect_right(_STEPS, number)
+        return _STEPS[at - 1], _STEPS[at]
+    ten = 10 ** (len(str(number)) - 1)
+    begin, end = next(
+        (low * ten, high * ten) for low, high in ((5, 10), (2, 5), (1, 2)) if number >= low * ten
+    )  # a loop does not run much longer
+    return max(begin, _STEPS[-1]), end
+
+
+def _names(tree: ast.AST, *, texts: bool) -> frozenset[str]:
+    """Return the lower-case words in the names of a tree, and with `texts` also those in its texts."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    names: list[str] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                names.append(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.append(name)
+            case ast.alias(name=name, asname=other):
+                names += [name, other or ""]
+            case ast.Constant(value=str(text)) if texts and id(node) not in docstrings:
+                names.append(text)
+            case _:
+                pass
+    return frozenset(word.lower() for name in names for word in _WORD.findall(name))
+
+
+class _Changer(ast.NodeTransformer):
+    """Changes the tokens of all literals but those that name something, or that say how exact a value is."""
+
+    def __init__(self, change: Callable[[str], str]) -> None:
+        self._change = change
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        match node.value:
+            case bool():
+                pass
+            case int(number) if abs(number) < 10**_MOST_DIGITS:
+                node.value = int(self._text(str(number)))
+            case float(number) if "e" not in repr(number) and "n" not in repr(number):
+                node.value = float(self._text(repr(number)))
+            case str(text) if not text.startswith("__"):
+                node.value = self._text(text)
+            case bytes(raw):
+                node.value = self._text(raw.decode("latin-1")).encode("latin-1")
+            case _:
+                pass
+        return node
+
+    def _text(self, text: str) -> str:
+        return _TOKEN.sub(lambda match: self._change(match[0]), text)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        return node if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        node.value = self.visit(node.value)
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            node.slice = self.visit(node.slice)
+        return node
+
+    def visit_keyword(self, node: ast.keyword) -> ast.AST:
+        return node if node.arg in _TOLERANCES else self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        name = name_of(node)
+        if name in _BY_NAME:
+            return node
+        if name == "parametrize":  # its first argument names parameters
+            node.args[1:] = [self.visit(each) for each in node.args[1:]]
+            return node
+        return self.generic_visit(node)

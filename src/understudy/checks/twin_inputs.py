@@ -1,0 +1,210 @@
+"""Compares a patch's answers to other inputs than the tests' own with those of the gold patch.
+
+Twins withhold what a test expects, but code can know it without computing it: it is usual, the instruction names
+it, or the code was told. So validation also runs versions with other inputs (see `input_changes`) over the gold
+patch, and stores its answers where they differ from those to the tests' own inputs. Nothing names these, and they
+never enter a sandbox. A patch that gives the same answers computes them; one that gives hardly any of them answers
+only the tests' own inputs. That is no proof of forging, since a task may leave open what such inputs yield.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from understudy.checks.base import GradingOptions, OtherInputs, TwinTest
+from understudy.checks.input_changes import draw_changes, tokens_of, words_of_code
+from understudy.checks.twin_clues import Clues
+from understudy.checks.twin_ids import DecidingTests
+from understudy.checks.twin_judge import Observation, holds, without_rest
+from understudy.checks.twin_run import (
+    References,
+    VersionRun,
+    WrittenVersion,
+    names_in_version,
+    readable_values,
+    write_versions,
+)
+from understudy.checks.twin_secrets import secret_bits
+from understudy.checks.twin_sites import TwinSite
+
+_MOST_ANSWER, _MOST_ANSWERS = 20_000, 2 << 20  # characters of one answer, and of all: validations are stored
+_GOLD_RUNS = 2
+_CONFIRMED = 0.9  # share of the answers to a test's other inputs that confirms it
+
+
+class _InputRuns(Struct, frozen=True):
+    """The runs that other inputs are learned from: with the tests' own inputs; twice with others; and with these
+    over code that computes nothing new.
+    """
+
+    named: VersionRun
+    first: VersionRun
+    second: VersionRun
+    effortless: tuple[VersionRun, ...] = ()
+
+
+class InputAgreement(Struct, frozen=True):
+    """How far a patch answers other inputs as the gold patch does.
+
+    `answers` is the number of different answers that the tests to fix get from the gold patch, and `share` the
+    mean share of their places where the patch gives them: 1 if it gives them wherever the gold patch does, and
+    half if it always gives one of two. `confirmed` are the nodes of all deciding tests with a high share.
+    """
+
+    answers: int = 0
+    share: float = 1.0
+    confirmed: frozenset[str] = frozenset()
+
+
+def full_agreement(tests: DecidingTests, options: GradingOptions) -> InputAgreement:
+    """Return the agreement of a patch that always answers as the gold patch does."""
+    nodes = frozenset(node for each in options.twin_inputs for node in each.tests)
+    gold = [
+        text
+        for each in options.twin_inputs
+        for node in tests.fail_to_pass
+        if node in each.tests
+        for text in each.tests[node].gold.values()
+    ]
+    return InputAgreement(len(set(gold)), 1.0, nodes)
+
+
+def input_versions(tests: DecidingTests, options: GradingOptions) -> list[WrittenVersion]:
+    """Return the versions with other inputs that a patch which passes the tests is run with."""
+    return [
+        write_versions(tests, options, lambda _: False, inputs=inputs.changes) for inputs in options.twin_inputs
+    ]
+
+
+def judge_inputs(tests: DecidingTests, options: GradingOptions, runs: Sequence[VersionRun]) -> InputAgreement:
+    """Return how far a patch agrees; `runs` are those of `input_versions`, in their order. A version that did not
+    run agrees nowhere.
+    """
+    to_fix = frozenset(tests.fail_to_pass)
+    by_answer: dict[str, list[bool]] = {}
+    by_node: dict[str, dict[str, list[bool]]] = {}
+    for inputs, run in zip(options.twin_inputs, (*runs, *[None] * len(options.twin_inputs)), strict=False):
+        for node, test in inputs.tests.items():
+            seen = run.seen.get(test.name, {}) if run else {}
+            for number, text in test.gold.items():
+                gold = json.loads(text)
+                site = _compared(run.sites[number], gold) if run and number in run.sites else None
+                agrees = site is not None and holds(site, gold, seen.get(number, []))
+                by_node.setdefault(node, {}).setdefault(text, []).append(agrees)
+                if node in to_fix:
+                    by_answer.setdefault(text, []).append(agrees)
+    confirmed = frozenset(node for node, answers in by_node.items() if _share(answers) >= _CONFIRMED)
+    return InputAgreement(len(by_answer), _share(by_answer), confirmed)
+
+
+def _share(answers: Mapping[str, Sequence[bool]]) -> float:
+    return sum(sum(each) / len(each) for each in answers.values()) / len(answers) if answers else 1.0
+
+
+async def learn_inputs(
+    tests: DecidingTests,
+    options: GradingOptions,
+    named: VersionRun,
+    data: Mapping[str, bytes],
+    references: References,
+) -> GradingOptions:
+    """Return the options with other inputs for a task's deciding tests, as far as there are any.
+
+    First only numbers are changed, then words too, which more often yields what the gold patch does not accept.
+    The second is used if it covers more tests. `named` is the run with the gold patch and the tests' own values.
+    """
+    if not any(node in options.twins for node in tests.fail_to_pass):
+        return options
+    tokens, fixed = await asyncio.to_thread(_tokens, tests, references.code)
+    choice = random.Random(secrets.randbits(64))
+    learned: list[OtherInputs] = []
+    changed: set[str] = set()
+    for chosen in (filter(str.isdigit, tokens), tokens):
+        changes = draw_changes(chosen, fixed, choice)
+        if not changes.keys() - changed:
+            continue
+        changed |= changes.keys()
+        version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, inputs=changes)
+        gold = [*await references.solution(version), *await references.solution(replace(version, reseeded=True))]
+        if len(gold) < _GOLD_RUNS:
+            continue
+        runs = _InputRuns(named, gold[0], gold[1], tuple(await references.effortless(version)))
+        clues = Clues(
+            await asyncio.to_thread(readable_values, version, data), references.texts, references.sources
+        )
+        learned.append(await asyncio.to_thread(_other_inputs, tests, options, runs, changes, clues))
+    numbers, *both = learned or [OtherInputs({}, {}, 0.0)]
+    used = [numbers] if numbers.tests else []
+    used += [each for each in both if each.tests.keys() - numbers.tests.keys() or each.bits > numbers.bits]
+    return replace(options, twin_inputs=tuple(used))
+
+
+def _tokens(tests: DecidingTests, code: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what can be changed in the hidden files, and the words among it that keep their meaning only as they
+    are.
+    """
+    tokens: set[str] = set()
+    for name, text in tests.files.items():
+        if name.endswith(".py"):
+            with suppress(ValueError):  # no version is made of such a file
+                tokens |= tokens_of(text)
+    return frozenset(tokens), words_of_code(code)
+
+
+def _other_inputs(
+    tests: DecidingTests, options: GradingOptions, runs: _InputRuns, changes: Mapping[str, str], clues: Clues
+) -> OtherInputs:
+    """Return the answers of the gold patch that say something: the same in both runs, others than to the tests'
+    own inputs, and in the tests to fix others than those of code that computes nothing new.
+    """
+    names = names_in_version(runs.named, runs.first)
+    to_fix: list[tuple[TwinSite, list[Observation]]] = []
+    answers: dict[str, TwinTest] = {}
+    left = _MOST_ANSWERS
+    for node, twin in options.twins.items():
+        name = names.get(node, "")
+        effortless = runs.effortless if node in tests.fail_to_pass else ()
+        texts: dict[int, str] = {}
+        for number, gold in runs.first.seen.get(name, {}).items():
+            site = _compared(runs.first.sites[number], gold) if number in runs.first.sites else None
+            if site is None or number not in twin.gold:
+                continue
+            others = (
+                json.loads(twin.gold[number]),
+                *(run.seen.get(name, {}).get(number, []) for run in effortless),
+            )
+            same = holds(site, gold, runs.second.seen.get(name, {}).get(number, []))
+            text = json.dumps(gold)
+            if not same or any(holds(site, gold, each) for each in others) or len(text) > min(_MOST_ANSWER, left):
+                continue
+            texts[number] = text
+            left -= len(text)
+            if node in tests.fail_to_pass:
+                to_fix.append((site, without_rest(gold)))
+        if texts:
+            answers[node] = TwinTest(name, texts)
+    return OtherInputs(dict(changes), answers, round(secret_bits(to_fix, clues), 1))
+
+
+def _compared(site: TwinSite, gold: Sequence[Observation]) -> TwinSite | None:
+    """Return the site as its answers are compared with the gold patch's; None for one whose answers honest patches
+    need not share, such as a message of which the test looks for a part.
+    """
+    kinds = {str(each[0]) for each in gold}
+    site = replace(site, withheld=True, changeable=False)
+    if site.operation in ("equal", "same", "count", "approx") and kinds <= {"value", "rest"}:
+        return site
+    if site.operation == "compare" and site.operator == "is" and kinds == {"value"}:
+        return replace(site, operation="equal")
+    truths = {bool(each[1]) for each in gold}
+    if site.operation == "truth" and kinds == {"truth"} and len(truths) == 1:
+        return replace(site, want=truths.pop())
+    return None

@@ -1,0 +1,79 @@
+"""Changing the literals of a test file: what changes alike, and what stays."""
+
+from __future__ import annotations
+
+import ast
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.checks.input_changes import change_inputs, draw_changes, tokens_of, words_of_code
+
+CODE = 'UNITS = {"MiB": 1 << 20}\n\ndef size(text):\n    """Parse gigabytes."""\n    return text\n'
+TESTS = '''\
+import pytest
+from core import size
+
+@pytest.mark.parametrize("text, other", [("12 MiB", "Kim"), ("2024-02-16", "kim KIM")])
+def test_size(text, other, monkeypatch):
+    """About 77 apples."""
+    monkeypatch.setenv("HOME", "elsewhere")
+    assert size(text, limit=4096, rel=0.25)[3] == {"Kim": 0.375, "flag": True, "one": 1}["Kim"]
+    assert f"{size} 55 pears" == "pears"
+'''
+
+
+def changed(text: str, changes: dict[str, str]) -> str:
+    tree = ast.parse(text)
+    change_inputs(tree, changes)
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def test_numbers_and_words_of_literals_can_be_changed() -> None:
+    assert tokens_of(TESTS) == {"12", "2024", "02", "16", "4096", "0", "375", "1", "mib", "kim", "flag", "one", "pears"}
+    assert {"units", "mib", "size", "text"} <= words_of_code([CODE])
+    assert "gigabytes" not in words_of_code([CODE])
+    assert {"not", "python"} <= words_of_code(["not python ("])
+
+
+def test_equal_tokens_change_alike_and_what_names_something_stays() -> None:
+    source = changed(TESTS, {"12": "34", "kim": "bob", "02": "11", "25": "99", "55": "44", "77": "66", "home": "none"})
+    assert "('34 MiB', 'Bob'), ('2024-11-16', 'bob BOB')" in source
+    assert "{'Bob': 0.375, 'flag': True, 'one': 1}['Bob']" in source
+    assert all(kept in source for kept in ("rel=0.25", "'HOME'", "[3]", "55 pears", "77 apples", "'text, other'"))
+
+
+def test_without_changes_a_file_stays_as_it_is() -> None:
+    assert changed(TESTS, {}) == ast.unparse(ast.parse(TESTS))
+
+
+def test_words_that_the_code_knows_stay() -> None:
+    changes = draw_changes(tokens_of(TESTS), words_of_code([CODE]), random.Random(1))
+    assert "mib" not in changes
+    assert changes["kim"] != "kim"
+    assert {"0", "1"}.isdisjoint(changes)
+
+
+def test_a_file_that_is_not_python_is_refused() -> None:
+    with pytest.raises(ValueError, match="invalid Python"):
+        tokens_of("def (")
+
+
+@given(st.sets(st.integers(0, 10**19)), st.integers())
+def test_numbers_stay_in_their_range_and_order(numbers: set[int], seed: int) -> None:
+    tokens = {str(number) for number in numbers}
+    changes = draw_changes(tokens, frozenset(), random.Random(seed))
+    assert all(len(other) == len(token) or {len(other), len(token)} == {1, 2} for token, other in changes.items())
+    for begin, end in ((0, 2), (2, 13), (13, 29), (29, 32), (32, 60), (60, 100), (1900, 2100)):
+        old = sorted(number for number in numbers if begin <= number < end)
+        new = [int(changes.get(str(number), str(number))) for number in old]
+        assert new == sorted(set(new))
+        assert all(begin <= number < end for number in new)
+
+
+def test_leading_zeros_stay() -> None:
+    changes = draw_changes({"007", "7", "00"}, frozenset(), random.Random(3))
+    assert changes.keys() <= {"007", "7"}
+    assert all(other.zfill(3) == changes.get("007") for token, other in changes.items() if token == "7")
