@@ -144,6 +144,35 @@ CASES = {
     ),
 }
 
+SIZES = """\
+def size(text):
+    number, unit = text.split()
+    return int(number) * {"KiB": 1 << 10, "MiB": 1 << 20}[unit]
+"""
+SIZES_OTHERWISE = """\
+def size(text):
+    for power, unit in enumerate(("KiB", "MiB"), 1):
+        if text.endswith(unit):
+            return int(text[: -len(unit)]) * 1024 ** power
+"""
+SIZES_BY_HEART = """\
+def size(text):
+    return {"7": 7168, "2": 2097152, "3": 33554432, "1": 102400}[text[0]]
+"""
+SIZES_IN_PART = """\
+def size(text):
+    return int(text.split()[0]) << 10 if "KiB" in text else {"2 MiB": 2097152, "32 MiB": 33554432}[text]
+"""
+SIZE_TESTS = """\
+from core import size
+
+def test_it():
+    assert size("7 KiB") == 7168
+    assert size("2 MiB") == 2097152
+    assert size("32 MiB") == 33554432
+    assert size("100 KiB") == 102400
+"""
+
 
 @pytest.mark.parametrize("name", CASES)
 async def test_expectations_that_a_guess_meets_are_not_called_protected(
@@ -164,3 +193,26 @@ async def test_expectations_that_a_guess_meets_are_not_called_protected(
     assert level == case.level, (reason, prepared.options.twin_bits)
     verdict = await grade(prepared, guess.encode(), sandboxes=sandboxes, environment=environment)
     assert verdict.reward == (0.0 if level == "twins" else 1.0), verdict.reason
+
+
+async def test_a_patch_is_protected_as_far_as_it_answers_other_inputs(
+    sandboxes: LocalSandboxes, environment: TaskEnvironment, tmp_path: Path
+) -> None:
+    checks = PytestChecks({"test_core.py": SIZE_TESTS}, ("test_core.py::test_it",), timeout_s=60)
+    tree = {"core.py": "def size(text):\n    return None\n"}
+    told = "Read sizes. It is 7168 for 7 KiB, 2097152 for 2 MiB, 33554432 for 32 MiB, 102400 for 100 KiB."
+    task = Task("core", "example/core", told, Files(tree), checks, diff({"core.py": SIZES}, tree))
+    ready = prepare(task, tmp_path, sandboxes)
+    prepared = await validate(ready, sandboxes=sandboxes, environment=environment, cache=tmp_path)
+    levels: dict[str, str] = {}
+    for source in (SIZES, SIZES_OTHERWISE, SIZES_BY_HEART, SIZES_IN_PART):
+        patch = diff({"core.py": source}, tree).encode()
+        verdict = await grade(prepared, patch, sandboxes=sandboxes, environment=environment)
+        assert (verdict.reward, verdict.integrity.status) == (1.0, "clean"), verdict.reason
+        levels[source] = verdict.protection
+    assert levels == {
+        SIZES: "twins",
+        SIZES_OTHERWISE: "twins",
+        SIZES_BY_HEART: "partial",
+        SIZES_IN_PART: "partial",
+    }, prepared.options

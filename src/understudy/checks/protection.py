@@ -58,6 +58,7 @@ def protection_of(
 
 def _protection_by_twins(task: Task, options: GradingOptions, agreement: InputAgreement) -> tuple[Protection, str]:
     agrees = agreement.answers > 0 and agreement.share >= _ENOUGH_AGREE
+    # Other inputs have other answers, so whoever guesses has to guess these besides the tests' own.
     bits = max((each.bits for each in options.twin_inputs), default=0.0) if agrees else 0.0
     if options.twins and not options.twin_all_bits and not bits:
         return "none", "the tested code can read or guess all that the tests expect"
@@ -74,7 +75,7 @@ def _protection_by_twins(task: Task, options: GradingOptions, agreement: InputAg
     if missing:
         reason = f"{len(missing)} of {len(deciding)} deciding tests have no twins, as {missing[0]}"
         return ("partial" if options.twins else "none"), reason
-    bits = max(bits, options.twin_bits)
+    bits += options.twin_bits
     if not bits:
         return "partial", "what the tests expect of the patch, and the code does not do without it, can be guessed"
     if bits < ENOUGH_BITS:

@@ -204,7 +204,6 @@ def _compared(site: TwinSite, gold: Sequence[Observation]) -> TwinSite | None:
         return site
     if site.operation == "compare" and site.operator == "is" and kinds == {"value"}:
         return replace(site, operation="equal")
-    truths = {bool(each[1]) for each in gold}
-    if site.operation == "truth" and kinds == {"truth"} and len(truths) == 1:
-        return replace(site, want=truths.pop())
+    if site.operation == "truth" and kinds == {"truth"} and len({bool(each[1]) for each in gold}) == 1:
+        return replace(site, want=bool(gold[0][1]))
     return None

@@ -32,14 +32,30 @@ def changed(text: str, changes: dict[str, str]) -> str:
 
 
 def test_numbers_and_words_of_literals_can_be_changed() -> None:
-    assert tokens_of(TESTS) == {"12", "2024", "02", "16", "4096", "0", "375", "1", "mib", "kim", "flag", "one", "pears"}
+    assert tokens_of(TESTS) == {
+        "12",
+        "2024",
+        "02",
+        "16",
+        "4096",
+        "0",
+        "375",
+        "1",
+        "mib",
+        "kim",
+        "flag",
+        "one",
+        "pears",
+    }
     assert {"units", "mib", "size", "text"} <= words_of_code([CODE])
     assert "gigabytes" not in words_of_code([CODE])
     assert {"not", "python"} <= words_of_code(["not python ("])
 
 
 def test_equal_tokens_change_alike_and_what_names_something_stays() -> None:
-    source = changed(TESTS, {"12": "34", "kim": "bob", "02": "11", "25": "99", "55": "44", "77": "66", "home": "none"})
+    source = changed(
+        TESTS, {"12": "34", "kim": "bob", "02": "11", "25": "99", "55": "44", "77": "66", "home": "none"}
+    )
     assert "('34 MiB', 'Bob'), ('2024-11-16', 'bob BOB')" in source
     assert "{'Bob': 0.375, 'flag': True, 'one': 1}['Bob']" in source
     assert all(kept in source for kept in ("rel=0.25", "'HOME'", "[3]", "55 pears", "77 apples", "'text, other'"))

@@ -1,0 +1,118 @@
+"""Comparing a patch's answers to other inputs with the gold patch's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from understudy.checks.base import GradingOptions, OtherInputs, TwinTest
+from understudy.checks.protection import protection_of
+from understudy.checks.twin_ids import DecidingTests
+from understudy.checks.twin_inputs import (
+    InputAgreement,
+    full_agreement,
+    input_versions,
+    judge_inputs,
+    learn_inputs,
+)
+from understudy.checks.twin_judge import Observation
+from understudy.checks.twin_run import References, VersionRun, WrittenVersion, write_versions
+from understudy.checks.twin_sites import TwinSite
+from understudy.types import TestOutcome
+
+from support import calc_task
+
+SHIFT, SAME = "test_calc.py::test_shift", "test_calc.py::test_same"
+FILES = {"test_calc.py": "from calc import shift\n\ndef test_shift():\n    assert shift(25) == 26\n"}
+TESTS = DecidingTests(FILES, (SHIFT,), (SAME,), {SHIFT: SHIFT, SAME: SAME})
+
+
+def values(*numbers: int) -> list[Observation]:
+    return [["value", ["i", hex(number)]] for number in numbers]
+
+
+def run_with(
+    seen: dict[str, dict[int, list[Observation]]], *, version: WrittenVersion | None = None
+) -> VersionRun:
+    outcomes: dict[str, TestOutcome] = dict.fromkeys((SHIFT, SAME), "passed")
+    sites = version.sites if version else {number: TwinSite("equal") for number in range(9)}
+    return VersionRun(sites, outcomes, seen, 0, False, "")
+
+
+def answers(by_node: dict[str, dict[int, int]], bits: float = 20.0) -> OtherInputs:
+    tests = {
+        node: TwinTest(node, {number: json.dumps(values(answer)) for number, answer in each.items()})
+        for node, each in by_node.items()
+    }
+    return OtherInputs({"25": "17"}, tests, bits)
+
+
+def test_each_answer_counts_as_much_as_another() -> None:
+    options = GradingOptions(twin_inputs=(answers({SHIFT: {0: 7, 1: 7, 2: 7, 3: 8}, SAME: {4: 9}}),))
+    always_seven = run_with({SHIFT: {number: values(7) for number in range(4)}, SAME: {4: values(9)}})
+    assert judge_inputs(TESTS, options, [always_seven]) == InputAgreement(2, 0.5, frozenset({SAME}))
+    right = run_with({SHIFT: {0: values(7), 1: values(7), 2: values(7), 3: values(8)}, SAME: {4: values(9)}})
+    assert judge_inputs(TESTS, options, [right]) == full_agreement(TESTS, options)
+
+
+def test_a_version_that_did_not_run_agrees_nowhere() -> None:
+    options = GradingOptions(twin_inputs=(answers({SHIFT: {0: 7}}),))
+    assert judge_inputs(TESTS, options, []) == InputAgreement(1, 0.0)
+    assert judge_inputs(TESTS, GradingOptions(), []) == InputAgreement()
+
+
+@pytest.mark.parametrize(
+    ("options", "agreement", "level", "reason"),
+    [
+        ({"twin_bits": 3.0}, 1.0, "twins", ""),
+        ({"twin_bits": 3.0}, 0.8, "partial", "right once in 8 times"),
+        ({"twin_bits": 20.0}, 0.6, "twins", ""),
+        ({"twin_bits": 20.0}, 0.4, "partial", "to other inputs it gives 40% of the answers that the gold patch"),
+        ({"twin_bits": 20.0, "partial_twins": (SHIFT,)}, 1.0, "twins", ""),
+        ({"twin_bits": 20.0, "partial_twins": (SAME,)}, 1.0, "partial", f"as {SAME}"),
+    ],
+)
+def test_answers_to_other_inputs_raise_and_lower_the_protection(
+    options: dict[str, Any], agreement: float, level: str, reason: str
+) -> None:
+    twins = dict.fromkeys((SHIFT, SAME), TwinTest("", {0: "[]"}))
+    of_task = GradingOptions(twins=twins, twin_all_bits=20.0, twin_inputs=(answers({SHIFT: {0: 7}}),), **options)
+    confirmed = frozenset({SHIFT}) if agreement >= 0.9 else frozenset[str]()
+    protection, why = protection_of(calc_task(), of_task, agreement=InputAgreement(4, agreement, confirmed))
+    assert (protection, reason in why) == (level, True), why
+
+
+async def learned(gold: list[Observation], again: list[Observation], effortless: list[Observation]) -> OtherInputs:
+    """Return the other inputs of a test whose own input is answered with 26, by what is answered to others."""
+    own = GradingOptions(twins={SHIFT: TwinTest(SHIFT, {0: json.dumps(values(26))})})
+    named = run_with({SHIFT: {0: values(26)}}, version=write_versions(TESTS, own, lambda _: False))
+
+    async def solution(version: WrittenVersion) -> list[VersionRun]:
+        assert "shift(25)" not in version.files["test_calc.py"]
+        return [run_with({SHIFT: {0: again if version.reseeded else gold}}, version=version)]
+
+    async def without(version: WrittenVersion) -> list[VersionRun]:
+        return [run_with({SHIFT: {0: effortless}}, version=version)]
+
+    options = await learn_inputs(TESTS, own, named, {}, References(solution, without))
+    assert all(
+        version.files["test_calc.py"] != write_versions(TESTS, own, lambda _: False).files["test_calc.py"]
+        for version in input_versions(TESTS, options)
+    )
+    return next(iter(options.twin_inputs), OtherInputs({}, {}, 0.0))
+
+
+async def test_answers_count_that_only_a_computation_gives() -> None:
+    usual = await learned(values(4711), values(4711), values(0))
+    assert usual.tests == {SHIFT: TwinTest(SHIFT, {0: json.dumps(values(4711))})}
+    assert usual.bits > 5
+    assert not (await learned(values(4711), values(4712), values(0))).tests, "it is not the same each time"
+    assert not (await learned(values(4711), values(4711), values(4711))).tests, "code without effort gives it"
+    assert not (await learned(values(26), values(26), values(0))).tests, "it does not depend on the input"
+
+
+async def test_what_was_raised_is_no_answer() -> None:
+    raised: list[Observation] = [["warnings"]]
+    assert not (await learned(raised, raised, values(0))).tests
