@@ -25,6 +25,7 @@ _WORD = re.compile(r"[A-Za-z]{3,}")
 _STEPS = (2, 13, 29, 32, 60, 100, 256, 1000, 1900, 2100)
 """Where the ranges of numbers begin: months, days, minutes, two digits, a byte, three digits, years."""
 _MOST_DIGITS = 18
+_MOST_TRIED = 10_000  # of a larger range, hardly a number is drawn that is there already
 _BY_NAME = READERS | {
     "getattr", "setattr", "hasattr", "delattr", "delitem", "setitem", "setenv", "patch", "import_module",
     "importorskip", "skip", "skipif", "xfail", "fixture", "usefixtures", "Path", "sleep", "wait",
@@ -78,7 +79,9 @@ def draw_changes(tokens: Iterable[str], fixed: frozenset[str], choice: random.Ra
         elif len(token) <= _MOST_DIGITS and (span := _span(int(token))):
             numbers.setdefault(span, {}).setdefault(int(token), []).append(token)
     for (begin, end), old in numbers.items():
-        others = sorted(choice.sample(range(begin, end), min(len(old), end - begin)))
+        free = [number for number in range(begin, min(end, begin + _MOST_TRIED)) if number not in old]
+        pool = free if end - begin <= _MOST_TRIED and len(free) >= len(old) else range(begin, end)
+        others = sorted(choice.sample(pool, min(len(old), len(pool))))
         for number, other in zip(sorted(old), others, strict=False):
             changes |= {token: str(other).zfill(len(token)) for token in old[number]}
     return {token: other for token, other in changes.items() if token != other}

@@ -25,6 +25,7 @@ from understudy.checks.twin_clues import Clues
 from understudy.checks.twin_ids import DecidingTests
 from understudy.checks.twin_judge import Observation, holds, without_rest
 from understudy.checks.twin_run import (
+    ENOUGH_BITS,
     References,
     VersionRun,
     WrittenVersion,
@@ -41,13 +42,12 @@ _CONFIRMED = 0.9  # share of the answers to a test's other inputs that confirms 
 
 
 class _InputRuns(Struct, frozen=True):
-    """The runs that other inputs are learned from: with the tests' own inputs; twice with others; and with these
-    over code that computes nothing new.
+    """The runs that other inputs are learned from: with the tests' own inputs; with others over the gold patch;
+    with these over code that computes nothing new.
     """
 
     named: VersionRun
-    first: VersionRun
-    second: VersionRun
+    gold: tuple[VersionRun, ...]
     effortless: tuple[VersionRun, ...] = ()
 
 
@@ -125,26 +125,51 @@ async def learn_inputs(
         return options
     tokens, fixed = await asyncio.to_thread(_tokens, tests, references.code)
     choice = random.Random(secrets.randbits(64))
-    learned: list[OtherInputs] = []
-    changed: set[str] = set()
-    for chosen in (filter(str.isdigit, tokens), tokens):
-        changes = draw_changes(chosen, fixed, choice)
-        if not changes.keys() - changed:
-            continue
-        changed |= changes.keys()
-        version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, inputs=changes)
-        gold = [*await references.solution(version), *await references.solution(replace(version, reseeded=True))]
-        if len(gold) < _GOLD_RUNS:
-            continue
-        runs = _InputRuns(named, gold[0], gold[1], tuple(await references.effortless(version)))
-        clues = Clues(
-            await asyncio.to_thread(readable_values, version, data), references.texts, references.sources
-        )
-        learned.append(await asyncio.to_thread(_other_inputs, tests, options, runs, changes, clues))
-    numbers, *both = learned or [OtherInputs({}, {}, 0.0)]
-    used = [numbers] if numbers.tests else []
-    used += [each for each in both if each.tests.keys() - numbers.tests.keys() or each.bits > numbers.bits]
+    numbers = draw_changes(filter(str.isdigit, tokens), fixed, choice)
+    used = [each for each in [await _learn(tests, options, named, data, references, numbers)] if each.tests]
+    if not used or used[0].bits < ENOUGH_BITS or options.twins.keys() - used[0].tests.keys():
+        both = draw_changes(tokens, fixed, choice)
+        if both.keys() - numbers.keys():
+            other = await _learn(tests, options, named, data, references, both)
+            covered = {node for each in used for node in each.tests}
+            bits = max((each.bits for each in used), default=0.0)
+            used += [other] if other.tests.keys() - covered or other.bits > bits else []
     return replace(options, twin_inputs=tuple(used))
+
+
+async def _learn(
+    tests: DecidingTests,
+    options: GradingOptions,
+    named: VersionRun,
+    data: Mapping[str, bytes],
+    references: References,
+    changes: Mapping[str, str],
+) -> OtherInputs:
+    """Return other inputs with these changes, without tests if the gold patch's answers to them show nothing.
+
+    Each further run is made only if those before it show something.
+    """
+    nothing = OtherInputs({}, {}, 0.0)
+    if not changes:
+        return nothing
+    version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, inputs=changes)
+    gold, effortless = tuple(await references.solution(version)), tuple[VersionRun, ...]()
+    if gold and _answers(tests, options, _InputRuns(named, gold)):
+        again = await references.solution(replace(version, reseeded=True))
+        if again and _answers(tests, options, _InputRuns(named, (*gold, *again))):
+            gold, effortless = (*gold, *again), tuple(await references.effortless(version))
+    if len(gold) < _GOLD_RUNS:
+        return nothing
+    answers = await asyncio.to_thread(_answers, tests, options, _InputRuns(named, gold, effortless))
+    clues = Clues(await asyncio.to_thread(readable_values, version, data), references.texts, references.sources)
+    to_fix = [answer for node in tests.fail_to_pass for answer in answers.get(node, {}).values()]
+    names = names_in_version(named, gold[0])
+    kept = {
+        node: TwinTest(names[node], {number: json.dumps(seen) for number, (_, seen) in each.items()})
+        for node, each in answers.items()
+    }
+    bits = secret_bits(((site, without_rest(seen)) for site, seen in to_fix), clues)
+    return OtherInputs(dict(changes), kept, round(bits, 1))
 
 
 def _tokens(tests: DecidingTests, code: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
@@ -159,39 +184,33 @@ def _tokens(tests: DecidingTests, code: Iterable[str]) -> tuple[frozenset[str], 
     return frozenset(tokens), words_of_code(code)
 
 
-def _other_inputs(
-    tests: DecidingTests, options: GradingOptions, runs: _InputRuns, changes: Mapping[str, str], clues: Clues
-) -> OtherInputs:
-    """Return the answers of the gold patch that say something: the same in both runs, others than to the tests'
-    own inputs, and in the tests to fix others than those of code that computes nothing new.
+def _answers(
+    tests: DecidingTests, options: GradingOptions, runs: _InputRuns
+) -> dict[str, dict[int, tuple[TwinSite, list[Observation]]]]:
+    """Return the answers of the gold patch that say something, by node and site: the same in all its runs, others
+    than to the tests' own inputs, and in the tests to fix others than those of code that computes nothing new.
     """
-    names = names_in_version(runs.named, runs.first)
-    to_fix: list[tuple[TwinSite, list[Observation]]] = []
-    answers: dict[str, TwinTest] = {}
+    names = names_in_version(runs.named, runs.gold[0])
+    answers: dict[str, dict[int, tuple[TwinSite, list[Observation]]]] = {}
     left = _MOST_ANSWERS
     for node, twin in options.twins.items():
         name = names.get(node, "")
         effortless = runs.effortless if node in tests.fail_to_pass else ()
-        texts: dict[int, str] = {}
-        for number, gold in runs.first.seen.get(name, {}).items():
-            site = _compared(runs.first.sites[number], gold) if number in runs.first.sites else None
+        for number, gold in runs.gold[0].seen.get(name, {}).items():
+            site = _compared(runs.gold[0].sites[number], gold) if number in runs.gold[0].sites else None
             if site is None or number not in twin.gold:
                 continue
-            others = (
-                json.loads(twin.gold[number]),
-                *(run.seen.get(name, {}).get(number, []) for run in effortless),
-            )
-            same = holds(site, gold, runs.second.seen.get(name, {}).get(number, []))
-            text = json.dumps(gold)
-            if not same or any(holds(site, gold, each) for each in others) or len(text) > min(_MOST_ANSWER, left):
+            others = [run.seen.get(name, {}).get(number, []) for run in effortless]
+            others.append(json.loads(twin.gold[number]))
+            if any(holds(site, gold, each) for each in others) or not all(
+                holds(site, gold, run.seen.get(name, {}).get(number, [])) for run in runs.gold
+            ):
                 continue
-            texts[number] = text
-            left -= len(text)
-            if node in tests.fail_to_pass:
-                to_fix.append((site, without_rest(gold)))
-        if texts:
-            answers[node] = TwinTest(name, texts)
-    return OtherInputs(dict(changes), answers, round(secret_bits(to_fix, clues), 1))
+            size = len(json.dumps(gold))
+            if size <= min(_MOST_ANSWER, left):
+                left -= size
+                answers.setdefault(node, {})[number] = (site, gold)
+    return answers
 
 
 def _compared(site: TwinSite, gold: Sequence[Observation]) -> TwinSite | None:
