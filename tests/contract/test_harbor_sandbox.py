@@ -68,13 +68,16 @@ def test_errors_say_what_to_do(provider: HarborProvider, tmp_path: Path) -> None
     assert HarborSandboxes(**options).problems() == []
     broken = tmp_path / "broken.json"
     broken.write_text("[1]")
+    not_utf8 = tmp_path / "not-utf-8.json"
+    not_utf8.write_bytes(b'{"a": "\xff"}')
     for changed, message in (
         ({"image": "no-such-image:1"}, "manifest for no-such-image:1 not found"),
         ({"python": sys.executable}, "No module named 'harbor'"),
         ({"python": "/no/python"}, "there is no Python /no/python"),
         ({"target": "no-such-provider"}, "no-such-provider"),
-        ({"options": str(broken)}, "give a JSON object"),
-        ({"options": str(tmp_path / "missing")}, "invalid options of harbor's environment"),
+        ({"options": str(broken)}, "expected the path of a file with a JSON object"),
+        ({"options": str(not_utf8)}, "expected the path of a file with a JSON object"),
+        ({"options": str(tmp_path / "missing")}, "expected the path of a file with a JSON object"),
     ):
         with pytest.raises((ConfigError, SandboxError), match=message):
             load_sandboxes("harbor", {**options, **changed})

@@ -200,8 +200,8 @@ def build_once(target: Path, what: str, build: Callable[[Path], None]) -> Path:
                     make_readable(staging)
                 except (OSError, subprocess.SubprocessError, shutil.Error, TaskError) as error:
                     raise ConfigError(
-                        f"{target}: {what} could not be created ({error}); it needs 500 MiB of disk space and the "
-                        f"package index; check both, then run the same command again"
+                        f"{target}: {what} could not be created ({error}); it needs 500 MiB of disk space, and "
+                        "pip the package index: check these, then run the same command again"
                     ) from error
                 staging.rename(target)
     return target
@@ -239,7 +239,7 @@ def _pip(site: Path, cache: Path, requires: PythonVersion) -> list[str | Path]:
 def compile_modules(root: Path, python: Path) -> None:
     """Compile all modules below `root`, which will be mounted read-only."""
     command = python_command(str(python), "-m", f"{root}/lib")
-    run_tool(*command, "compileall", "-q", "--invalidation-mode", "unchecked-hash", root)
+    run_tool(*command, "compileall", "-q", "--invalidation-mode", "unchecked-hash", root, step="compileall")
 
 
 def copy_libraries(root: Path, *programs: Path) -> str:
@@ -258,8 +258,10 @@ def copy_libraries(root: Path, *programs: Path) -> str:
     return loader
 
 
-def run_tool(*argv: str | Path, check: bool = True) -> str:
-    """Return a command's output. Raises OSError with the end of its output when it fails."""
+def run_tool(*argv: str | Path, check: bool = True, step: str = "") -> str:
+    """Return a command's output. Raises OSError with the end of its output, and the name of the `step` (the
+    program if empty), when it fails.
+    """
     done = subprocess.run(
         list(map(str, argv)),
         capture_output=True,
@@ -271,7 +273,7 @@ def run_tool(*argv: str | Path, check: bool = True) -> str:
     )
     if check and done.returncode:
         tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
-        raise OSError(f"{Path(argv[0]).name} failed with exit code {done.returncode}: {tail}")
+        raise OSError(f"{step or Path(argv[0]).name} failed with exit code {done.returncode}: {tail}")
     return done.stdout
 
 

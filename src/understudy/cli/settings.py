@@ -46,8 +46,9 @@ def gateway_config(settings: BackendSettings, *, backend: str | None) -> Gateway
         if own or not file:
             if settings.backend or urls or high or low:
                 raise ConfigError(
-                    f"{settings.config} already configures the models; give either --config, or a backend with "
-                    "its options"
+                    f"{settings.config} and options both configure the models: a file that is empty, or has "
+                    "tables of a gateway, must have all of it; give either such a file, or --backend, --base-url "
+                    "and --backend-model-high or -low"
                 )
             return parse_config(own, settings.config)
     if backend is None:

@@ -212,7 +212,7 @@ class _JsonPredictions(Predictions):
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ConfigError(
                 f"{path}: larger than {MAX_JSON_BYTES} bytes; convert it to a .jsonl file with one "
-                f"prediction per line, which is read in parts (jq -c '.[]' {path.name} makes one)"
+                f"prediction per line, which is read in parts: jq -c '.[]' {path} > {path.with_suffix('.jsonl')}"
             )
         self._patches: dict[str, msgspec.Raw] = {}
         for number, content in enumerate(_items(path), start=1):

@@ -50,7 +50,7 @@ def model_path(name: str | Path, report: Callable[[str], None] = lambda _: None)
     if text in PINNED or is_hub_name(text):
         raise ConfigError(
             f"there is no directory {path.name if text in PINNED else text}, and no fetched model with that "
-            f"name; fetch it: understudy models fetch {text}"
+            f"name; check the path, or fetch the model: understudy models fetch {text}"
         )
     raise ConfigError(
         f"there is no directory {path}; expected a Hugging Face model directory, a GGUF file, {TINY}, or the name "

@@ -279,8 +279,12 @@ class ModelServer:
         if model is None or model == self._model:
             return self._model
         if model not in self._served.models():
+            served = ", ".join((self._model, *self._served.models()))
             raise InvalidRequestError(
-                f"The model `{model}` does not exist.", status=404, param="model", kind="NotFoundError"
+                f"The model `{model}` does not exist. Expected one of: {served}",
+                status=404,
+                param="model",
+                kind="NotFoundError",
             )
         return model
 

@@ -461,8 +461,13 @@ def _check_mount(mount: Mount, spec: SandboxSpec, writable: Sequence[str]) -> No
             f"cannot mount {mount.source} at {mount.target}: the file does not exist on this machine; "
             "create it, or correct the path"
         )
-    if mount.private and any(below(mount.target, area) for area in (spec.workdir, *writable)):
+    if mount.private and any(below(mount.target, area) for area in writable):
         raise SandboxError(
             f"cannot mount {mount.source} at {mount.target} as private: commands may write there, so they could "
-            "tamper with it; choose a target outside of the workdir, the home and /tmp"
+            "tamper with it; choose a target outside of the home and /tmp"
+        )
+    if mount.private and below(mount.target, spec.workdir):
+        raise SandboxError(
+            f"cannot use {spec.workdir!r} as workdir: commands may write there, and it contains {mount.target}, "
+            "which they must not change; set workdir in the task to another directory, such as /workspace"
         )

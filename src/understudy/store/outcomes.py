@@ -314,8 +314,9 @@ class OutcomeRepository(Repository):
         check_run_id(run_id, run_ids)
         if not run_ids and has_clients:
             raise ConfigError(
-                "this store belongs to a gateway without runs: it has calls but no rollouts to export; name a "
-                "key with --key, or read the calls with: understudy show"
+                f"{self._name}: is the store of a gateway, with calls but without runs, so it has no "
+                "graded rollouts; expected the store of a run: give another directory, or use the calls of a key: "
+                "understudy export --key NAME --unredacted"
             )
         selected: dict[str, list[GradedRollout]] = {}
         suspicious: Counter[str] = Counter()

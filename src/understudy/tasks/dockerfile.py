@@ -181,8 +181,10 @@ def _add(recipe: DockerfileRecipe, line: int, rest: str) -> None:
 
 
 def _run(recipe: DockerfileRecipe, line: int, rest: str) -> None:
-    if not rest or rest.startswith("--"):
-        raise _UnsupportedInstruction(f"RUN {rest.split(' ')[0]}: without a command, or with options, is {_HINT}")
+    if not rest:
+        raise _UnsupportedInstruction("RUN: expected a command, got none; add one, or remove the line")
+    if rest.startswith("--"):
+        raise _UnsupportedInstruction(f"RUN {rest.split(' ')[0]}: a command with options is {_HINT}")
     if re.search(r"<<-?\s*['\"]?[A-Za-z_]", rest):
         raise _UnsupportedInstruction(f"RUN with a here-document is {_HINT}")
     argv = tuple(_json_arguments(rest)) if rest.startswith("[") else ("/bin/sh", "-c", rest)
@@ -232,7 +234,10 @@ def _json_arguments(text: str) -> list[str]:
     except ValueError:
         tokens = None
     if not isinstance(tokens, list) or not all(isinstance(word, str) for word in tokens):  # pyright: ignore[reportUnknownVariableType]
-        raise _UnsupportedInstruction(f"{text}: invalid exec form; expected a JSON array of strings")
+        raise _UnsupportedInstruction(
+            f"{text}: begins with [ and is not a JSON array of strings; correct the array, or, in a RUN, write "
+            "the shell's `test` in place of ["
+        )
     return [str(word) for word in tokens]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
 
 

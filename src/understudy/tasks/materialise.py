@@ -175,6 +175,8 @@ def _unpack(archive: Path, into: Path) -> None:
                 parts = PurePosixPath(member.name).parts[1:]
                 if parts and all(part.lower() != ".git" for part in parts):
                     extract(tar, member, "/".join(parts), into)
+    except _UnsafeMember as error:
+        raise TaskError(f"{archive}: {error}; pin a release whose archive has none") from error
     except (tarfile.TarError, OSError, EOFError, KeyError) as error:
         raise TaskError(
             f"{archive}: cannot be unpacked: {error}; expected a source archive: remove it from the cache, "
@@ -254,11 +256,15 @@ def _write(files: dict[str, str], into: Path) -> None:
             raise TaskError(f"files: {name!r} cannot be written: {error}; correct its name or content") from error
 
 
+class _UnsafeMember(tarfile.TarError):
+    """A member of an archive is not extracted, because of its path or kind."""
+
+
 def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, root: Path) -> None:
     """Extract a member to the path `name` below the directory `root`: a file, a directory or a link.
 
-    Equals tarfile's data filter, which Python has since 3.11.4, but Debian 12 has 3.11.2. Raises tarfile.TarError
-    for a member that leads out of `root` or is anything else.
+    Equals tarfile's data filter, which Python has since 3.11.4, but Debian 12 has 3.11.2. Raises a TarError for a
+    member that leads out of `root` or is anything else.
     """
     root = root.resolve()
     path = PurePosixPath(name)
@@ -266,20 +272,18 @@ def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, root: Path
     if target == root and member.isdir():
         return
     if path.is_absolute() or ".." in path.parts or not target.parent.resolve().is_relative_to(root):
-        raise tarfile.TarError(f"{member.name!r} leads out of the tree; expected a relative path without ..")
+        raise _UnsafeMember(f"{member.name!r} leads out of the tree; expected a relative path without ..")
     if member.isdir():
         if target.is_symlink():
-            raise tarfile.TarError(f"{member.name!r} is a link and a directory; expected one of them")
+            raise _UnsafeMember(f"{member.name!r} is a link and a directory; expected one of them")
         target.mkdir(parents=True, exist_ok=True)
         return
     if member.issym():
         destination = target.parent / member.linkname
         if PurePosixPath(member.linkname).is_absolute() or not destination.resolve().is_relative_to(root):
-            raise tarfile.TarError(
-                f"{member.name!r} is a link that leads out of the tree; expected a target in it"
-            )
+            raise _UnsafeMember(f"{member.name!r} is a link that leads out of the tree; expected a target in it")
     elif not (member.isreg() or member.islnk()):
-        raise tarfile.TarError(f"{member.name!r} is a device, pipe or socket; expected a file, directory or link")
+        raise _UnsafeMember(f"{member.name!r} is a device, pipe or socket; expected a file, directory or link")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     if member.issym():
@@ -287,7 +291,7 @@ def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, root: Path
         return
     content = tar.extractfile(member)  # for a hard link this is the content of its target in the archive
     if content is None:
-        raise tarfile.TarError(
+        raise _UnsafeMember(
             f"{member.name!r} is a hard link without a file as its target; expected one in the archive"
         )
     with content, target.open("xb") as file:

@@ -353,8 +353,9 @@ def _swe_smith(row: DatasetRow, choice: ImageChoice) -> Task:
     files = dict.fromkeys(id.partition("::")[0] for id in (*fail_to_pass, *pass_to_pass))
     if not all(file.endswith(".py") for file in files):
         raise TaskError(
-            "FAIL_TO_PASS: has ids that are not of pytest; how such a repository is tested is in a profile of "
-            "SWE-smith's own, not in the row"
+            "FAIL_TO_PASS, PASS_TO_PASS: expected ids of pytest, such as tests/test_a.py::test_b, got "
+            f"{next(file for file in files if not file.endswith('.py'))!r}; leave the row out: how to test it is "
+            "not in the row, but in SWE-smith"
         )
     repo = row.text("repo")
     return Task(

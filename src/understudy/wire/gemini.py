@@ -302,7 +302,8 @@ class Gemini(Dialect):
             raise too_deep() from error
         except (UnicodeDecodeError, msgspec.DecodeError) as error:
             raise InvalidRequest(
-                f"contents: a function call or response is not valid JSON: {error}; expected an object: correct it"
+                f"contents: the arguments of a functionCall, or a functionResponse, cannot be read: {error}; "
+                "expected a JSON object in UTF-8: correct it"
             ) from error
 
     def asked_tokens(self, body: bytes) -> int | None:

@@ -271,7 +271,7 @@ def test_an_unknown_run_id_is_refused_with_the_known_runs(tmp_path: Path):
 def test_a_gateways_own_store_is_refused(tmp_path: Path):
     with Store.open(tmp_path) as store:
         store.keys.add_client("me").result()
-        with pytest.raises(ConfigError, match="belongs to a gateway without runs"):
+        with pytest.raises(ConfigError, match="the store of a gateway, with calls but without runs"):
             export(store, tmp_path)
 
 

@@ -209,7 +209,10 @@ def test_a_multi_swe_bench_row_becomes_a_task():
         (smith(problem_statement=None), "problem_statement: is empty"),
         (smith(patch="nonsense"), "patch: cannot be reversed"),
         (smith(patch=""), "patch: is empty"),
-        (smith(FAIL_TO_PASS=["TestX"]), "FAIL_TO_PASS: has ids that are not of pytest"),
+        (
+            smith(FAIL_TO_PASS=["TestX"]),
+            "FAIL_TO_PASS, PASS_TO_PASS: expected ids of pytest, such as .*, got 'TestX'",
+        ),
         (smith(FAIL_TO_PASS=["../../x.py::a"]), "checks.files: expected paths inside"),
         (rebench(image_name=None), "image_name: is missing"),
         (rebench(install_config={}), "parser: expected a string"),

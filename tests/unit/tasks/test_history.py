@@ -186,7 +186,7 @@ async def test_links_out_of_the_tree_are_omitted_and_binary_changes_refused(
     repository.commit("Data", {"tests/test_calc.py": TEST, "src/calc/more.py": "x = 1\n"})
     History(repository.path).write_tree("HEAD", tmp_path / "tree")
     assert (tmp_path / "tree" / "inside").is_symlink() and not (tmp_path / "tree" / "outside").is_symlink()
-    with pytest.raises(TaskError, match=r"none of 1 commits.*1: changes a (file that is not text|link)"):
+    with pytest.raises(TaskError, match=r"none of 1 commits.*1 commits: changes a (file that is not text|link)"):
         await made(repository)
 
 

@@ -177,7 +177,9 @@ def _write(pairs: Iterator[Pair], output: Path) -> None:
                 for pair in pairs:
                     file.write(json_bytes({**msgspec.to_builtins(pair), "schema": SCHEMA}) + b"\n")
     except OSError as error:
-        raise ConfigError(f"cannot write {output}: {error}; choose another --output") from error
+        raise ConfigError(
+            f"{output}: cannot be written: {error.strerror}; make room on the disk, or choose another --output"
+        ) from error
 
 
 class PairProgress(LiveStatus):

@@ -132,7 +132,8 @@ def _export(
 
     if not names:
         raise ConfigError(
-            "--export: expected the directory of a run or a loop, optionally followed by ids of rollouts"
+            f"--export {file}: expected a run or a loop to write into this file, got none; name its directory: "
+            f"understudy view --export {file} RUN [ROLLOUT]..."
         )
     if file.is_dir():
         raise ConfigError(f"--export: {file} is a directory; name a file, such as {file / 'run.html'}")

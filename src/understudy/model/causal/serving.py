@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import torch
 from msgspec import Struct, field
+from safetensors import SafetensorError
 
 from understudy.errors import BackendError, ConfigError
 from understudy.model.causal.checkpoint import Checkpoint, load_model, read_checkpoint, read_config
@@ -25,6 +26,7 @@ from understudy.model.causal.engine import (
     SamplingResult,
 )
 from understudy.model.causal.sampling import SamplingSettings
+from understudy.model.directory import require_packages
 from understudy.model.hermes import CompletionSegment, Vocabulary, parse_completion
 from understudy.model.protocol import (
     GenerateRequest,
@@ -99,7 +101,13 @@ class WeightStore:
     async def add(self, name: str, path: Path, *, in_place: bool) -> None:
         """Serve an adapter; with `in_place` it may replace one with the same name. Raises InvalidRequestError."""
         async with self._lock:
-            if name == self.base or (name in self._adapters and not in_place):
+            if name == self.base:
+                raise InvalidRequestError(
+                    f"The model '{name}' is the one that adapters are added to; expected another name for the "
+                    "adapter: choose one",
+                    param="lora_name",
+                )
+            if name in self._adapters and not in_place:
                 raise InvalidRequestError(
                     f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in "
                     "place, set 'load_inplace' to True."
@@ -121,7 +129,10 @@ class WeightStore:
         async with self._lock:
             if name not in self._adapters:
                 raise InvalidRequestError(
-                    f"The lora adapter '{name}' cannot be found.", status=404, kind="NotFoundError"
+                    f"The lora adapter '{name}' cannot be found. Expected one of: "
+                    f"{', '.join(self._adapters) or 'none is loaded'}",
+                    status=404,
+                    kind="NotFoundError",
                 )
             del self._adapters[name], self._modules[name]
             await self._set(name, None)
@@ -188,15 +199,20 @@ def merge_adapter(module: Any, adapter: Path, base: Path) -> Any:
         ) from error
     if kind != "LORA":
         raise ConfigError(f"{config}: unsupported adapter type {kind!r}; give one of the type LORA")
-    try:
-        import peft
+    require_packages("peft")
+    import peft
 
-        library: Any = peft
+    library: Any = peft
+    try:
         with warnings.catch_warnings():
             # Checked, because a missing tensor would keep its initial value, with which an adapter has no effect.
             warnings.filterwarnings("error", message=".*missing adapter keys")
             tuned: Any = library.PeftModel.from_pretrained(copy.deepcopy(module), adapter)
         merged: Any = tuned.merge_and_unload()
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"{adapter}: the adapter's weights cannot be read: {error}; give a complete directory that PEFT wrote"
+        ) from error
     except Exception as error:  # errors of PEFT have no narrower class
         raise ConfigError(
             f"the adapter in {adapter} does not fit the model in {base}: {error}; give an adapter "

@@ -118,7 +118,9 @@ class HarborSandboxes(WorkerSandboxes):
 def _options(path: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError) as error:  # msgspec's errors, and those of text that is not UTF-8
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"{path}: invalid options of harbor's environment: {error}; give a JSON object"
+            f"--sandbox: the file of options {path!r} cannot be read: {reason}; expected the path of a file with "
+            "a JSON object, the options of harbor's environment"
         ) from error

@@ -133,11 +133,11 @@ async def make_from_history(
                 break
     if not tasks:
         await asyncio.to_thread(_remove_if_empty, trees)
-        reasons = "; ".join(f"{number}: {reason}" for reason, number in refused.most_common(5))
+        reasons = "; ".join(f"{number} commits: {reason}" for reason, number in refused.most_common(5))
         raise TaskError(
             f"{name}: none of {looked_at} commits can become a task "
             f"({reasons or 'there are no commits with a parent'}); give its tests' requirements with "
-            "--requirements, or another repository"
+            "--requirements if tests could not run, else another repository"
         )
     await asyncio.to_thread(_remove_others, trees, tasks)
     return HistoryTasks(tasks, dict(refused.most_common()))

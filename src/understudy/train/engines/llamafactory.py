@@ -322,10 +322,12 @@ def _run(order: list[str], log: Path, on_line: Callable[[str], None] | None) -> 
         return
     output = log.read_text(encoding="utf-8", errors="replace")
     if "out of memory" in output.lower():
-        raise ConfigError(
-            "LLaMA-Factory ran out of memory: lower --max-tokens, give --gradient-checkpointing, or train a LoRA; "
-            f"see its output in {log}"
+        remedy = (
+            f"free memory, and merge the adapter with: {' '.join(order)}"
+            if "export" in order
+            else "lower --max-tokens, or give --gradient-checkpointing or --lora"
         )
+        raise ConfigError(f"LLaMA-Factory ran out of memory: {remedy}; see its output in {log}")
     raise ConfigError(
         f"LLaMA-Factory ended with exit code {process.returncode}; see its output in {log}, which ends: "
         f"{output[-_OUTPUT_TAIL:].strip() or 'none'}"
