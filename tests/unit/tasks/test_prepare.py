@@ -266,7 +266,7 @@ def test_an_sdist_is_unpacked_without_its_top_directory(tmp_path: Path) -> None:
 )
 def test_a_hostile_archive_is_refused(tmp_path: Path, bad: tarfile.TarInfo) -> None:
     sdist = planted(tmp_path, [(bad, b"")])
-    with pytest.raises(TaskError, match="expected .*; pin a release whose archive has none"):
+    with pytest.raises(TaskError, match="; pin a release whose archive has none"):
         materialise(sdist, tmp_path / "into" / "tree", tmp_path)
     assert not (tmp_path / "out").exists()
 
