@@ -120,14 +120,19 @@ def require_agent(name: str) -> None:
         require([str(error)])
 
 
+SUMMARY = "A title of the work, and all of its summary <state_snapshot>I mended it.</state_snapshot>"
+
+
 class AgentModel(FakeVLLM):
-    """Answers the script; requests without tools, as for a title or a summary, are not part of it."""
+    """Answers the script. Requests without tools, as for a title or a summary, are not part of it, and neither are
+    those of Qwen Code for a summary with the tools, so that a server's cache of the conversation serves them.
+    """
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        if body.get("tools"):
+        if body.get("tools") and "produce the <state_snapshot> XML" not in json.dumps(body["messages"][-1]):
             return await super()._chat(request)
-        return await self._say(request, body, Say(text="A title of the work, and all of its summary"))
+        return await self._say(request, body, Say(text=SUMMARY))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,8 @@ HABITS = (
     ),
     Habit(
         "qwen-code", "0.24.4", "compaction", "fork",
-        r"First, reason in your <analysis> block\. Then, produce the <state_snapshot> XML",
+        r"First, reason in your <analysis> block\. Then, produce the <state_snapshot> XML"
+        r"|You are the component that summarizes a conversation when its context window is about to overflow",
     ),
     Habit(
         "qwen-code", "0.24.4", "auxiliary", "question",

@@ -175,6 +175,16 @@ def test_a_summary_by_an_assistant_of_its_own_is_a_compaction_that_the_conversat
     assert nodes[2].continues is nodes[1]
 
 
+def test_a_summary_that_is_asked_for_with_all_tools_is_a_compaction() -> None:
+    agent = Headerless("openai-chat")
+    task = (("system", "You are Qwen Code."), ("user", "Mend it."))
+    agent.store(chat(*task, tools=True), said("I look."))
+    prompt = "\nYou are the component that summarizes a conversation when its context window is about to overflow."
+    agent.store(chat(*task, ("assistant", "I look."), ("user", prompt), tools=True), said(SNAPSHOT))
+    agent.store(chat(task[0], ("user", SNAPSHOT), ("user", "Go on."), tools=True), said("Done."))
+    assert agent.roles == ["main", "compaction", "main"]
+
+
 def test_a_summary_behind_turns_that_are_kept_is_a_compaction_and_the_work_goes_on_as_a_branch() -> None:
     agent = Headerless("openai-chat")
     task = (("system", "You are OpenHands agent."), ("user", "Mend it."))
