@@ -22,7 +22,9 @@ LARGEST_DOCUMENT = 128 * 1024 * 1024
 
 _CHUNK = 1024 * 1024
 _MARK = b"\xef\xbb\xbf"
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[{}\[\]:,]|[^\s{}\[\]:,"]+', re.DOTALL)
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[{}\[\]:,]|[^\s{}\[\]:,"]+', re.DOTALL)
+_INSIDE = re.compile(rb'(?:[^{}\[\]"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))*+', re.DOTALL)
+"""What is between two brackets."""
 _ROWS_SEEN = 40
 
 
@@ -175,8 +177,9 @@ def _keys(start: bytes) -> dict[str, str]:
     stack = ""
     key: str | None = None
     before = ""
-    for match in _TOKEN.finditer(start):
-        token = match.group()
+    position = 0
+    while match := _TOKEN.search(start, position):
+        token, position = match.group(), match.end()
         mark = chr(token[0])
         if mark in "{[":
             if key is not None and len(stack) == level:
@@ -193,6 +196,8 @@ def _keys(start: bytes) -> dict[str, str]:
             elif before == ":":
                 keys[key], key = text[:200], None
         before = mark
+        if len(stack) > level and (inside := _INSIDE.match(start, position)):
+            position = inside.end()
     if key is not None and before == ":":
         keys[key] = ""
     return keys
