@@ -41,6 +41,10 @@ _GOLD_RUNS = 2
 _CONFIRMED = 0.9  # share of the answers to a test's other inputs that confirms it
 
 
+_Answers = dict[str, dict[int, tuple[TwinSite, list[Observation]]]]
+"""By node and number, each site as it is compared, and what the gold patch answers there."""
+
+
 class _InputRuns(Struct, frozen=True):
     """The runs that other inputs are learned from: with the tests' own inputs; with others over the gold patch;
     with these over code that computes nothing new.
@@ -149,18 +153,22 @@ async def _learn(
 
     Each further run is made only if those before it show something.
     """
+
+    async def read(runs: _InputRuns) -> _Answers:
+        return await asyncio.to_thread(_answers, tests, options, runs)
+
     nothing = OtherInputs({}, {}, 0.0)
     if not changes:
         return nothing
     version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, inputs=changes)
     gold, effortless = tuple(await references.solution(version)), tuple[VersionRun, ...]()
-    if gold and _answers(tests, options, _InputRuns(named, gold)):
+    if gold and await read(_InputRuns(named, gold)):
         again = await references.solution(replace(version, reseeded=True))
-        if again and _answers(tests, options, _InputRuns(named, (*gold, *again))):
+        if again and await read(_InputRuns(named, (*gold, *again))):
             gold, effortless = (*gold, *again), tuple(await references.effortless(version))
     if len(gold) < _GOLD_RUNS:
         return nothing
-    answers = await asyncio.to_thread(_answers, tests, options, _InputRuns(named, gold, effortless))
+    answers = await read(_InputRuns(named, gold, effortless))
     clues = Clues(await asyncio.to_thread(readable_values, version, data), references.texts, references.sources)
     to_fix = [answer for node in tests.fail_to_pass for answer in answers.get(node, {}).values()]
     names = names_in_version(named, gold[0])
@@ -184,14 +192,12 @@ def _tokens(tests: DecidingTests, code: Iterable[str]) -> tuple[frozenset[str], 
     return frozenset(tokens), words_of_code(code)
 
 
-def _answers(
-    tests: DecidingTests, options: GradingOptions, runs: _InputRuns
-) -> dict[str, dict[int, tuple[TwinSite, list[Observation]]]]:
+def _answers(tests: DecidingTests, options: GradingOptions, runs: _InputRuns) -> _Answers:
     """Return the answers of the gold patch that say something, by node and site: the same in all its runs, others
     than to the tests' own inputs, and in the tests to fix others than those of code that computes nothing new.
     """
     names = names_in_version(runs.named, runs.gold[0])
-    answers: dict[str, dict[int, tuple[TwinSite, list[Observation]]]] = {}
+    answers: _Answers = {}
     left = _MOST_ANSWERS
     for node, twin in options.twins.items():
         name = names.get(node, "")

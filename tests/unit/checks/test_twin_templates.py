@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from understudy.checks.base import GradingOptions, TwinTest
+from understudy.checks.base import GradingOptions, OtherInputs, TwinTest
 from understudy.checks.twin_ids import DecidingTests
+from understudy.checks.twin_inputs import input_versions
 from understudy.checks.twin_run import write_versions
 from understudy.checks.twin_templates import draw_versions, load_templates, make_templates, version_of
 
@@ -97,6 +98,15 @@ def test_templates_are_read_again_and_made_anew_when_they_cannot_be(tmp_path: Pa
     load_templates(TESTS, options, directory, "2")
     load_templates(TESTS, replace(options, twin_seed=6), directory, "1")
     assert len(list(directory.iterdir())) == 3
+
+
+def test_versions_with_other_inputs_are_among_the_templates(tmp_path: Path) -> None:
+    other = [options_of(twin_inputs=(OtherInputs({"9": each}, {}, 1.0),)) for each in ("7", "8")]
+    for number, options in enumerate(other, 1):
+        templates = load_templates(TESTS, options, tmp_path, "1")
+        assert list(templates.inputs) == input_versions(TESTS, options)
+        assert f"area({6 + number})" in templates.inputs[0].files["test_a.py"]
+    assert make_templates(TESTS, options_of()).inputs == ()
 
 
 def test_a_broken_file_is_replaced(tmp_path: Path) -> None:
