@@ -50,24 +50,22 @@ from support.postgresql import PostgresqlServer, running_server
 CLIENTS, TURNS, PREAMBLE = 16, 12, 50_000
 COMMITS_TARGET, LATENCY_TARGET_MS, OWN_COST_TARGET_MS = 1500, 15.0, 250.0
 SLEEP_S, CAPACITY = 2.0, 4
+ANSWER_S = 0.25
 
 
 def long_calls(name: str, seed: int) -> list[Call]:
-    """Calls of about 59 KB, as those of bench/gateway.py, with ids as a gateway passes them to its store."""
-    calls = conversation(name, seed, turns=TURNS, preamble=PREAMBLE, result=600, answer_length=400)
-    return [
-        structs.replace(
-            call,
-            prompt_token_ids=as_packed(call.prompt_token_ids or ()),
-            completion_token_ids=as_packed(call.completion_token_ids or ()),
-        )
-        for call in calls
-    ]
+    """Calls of about 59 KB, as those of bench/gateway.py."""
+    return conversation(name, seed, turns=TURNS, preamble=PREAMBLE, result=600, answer_length=400)
 
 
-def as_packed(ids: Sequence[int]) -> Any:
-    """Token ids as a gateway makes them of a model server's answer, before the call is stored."""
-    return TokenIds(pack_ids(ids), len(ids))
+def as_stored(call: Call) -> Call:
+    """A call as a gateway passes it to its store: it packs token ids as it reads a model server's response."""
+
+    def packed(ids: Sequence[int] | None) -> Any:
+        return TokenIds(pack_ids(ids or ()), len(ids or ()))
+
+    prompt, completion = packed(call.prompt_token_ids), packed(call.completion_token_ids)
+    return structs.replace(call, prompt_token_ids=prompt, completion_token_ids=completion)
 
 
 def syncs_per_s(directory: Path, seconds: float = 2.0) -> float:
@@ -98,7 +96,7 @@ def bench_commits(server: PostgresqlServer, conversations: int) -> dict[str, Any
     """Calls a second that 16 clients commit, each waiting for its own."""
     names = [[f"w{client}c{number}" for number in range(conversations)] for client in range(CLIENTS)]
     jobs = [
-        [call for number, name in enumerate(row) for call in long_calls(name, 100 * client + number)]
+        [as_stored(call) for number, name in enumerate(row) for call in long_calls(name, 100 * client + number)]
         for client, row in enumerate(names)
     ]
     postgres = server.pid
@@ -119,12 +117,13 @@ def bench_commits(server: PostgresqlServer, conversations: int) -> dict[str, Any
 
 
 async def bench_latency(server: PostgresqlServer, calls: list[Call], rounds: int) -> dict[str, Any]:
-    """What a gateway with this store adds to a call, while 16 clients take turns without a pause."""
+    """What a gateway with this store adds to a call of 16 clients, whose model takes a while to answer."""
     answers = {len(call.request): completion(call) for call in calls}
     app = web.Application(client_max_size=1 << 26)
 
     async def answer(request: web.Request) -> web.Response:
         await request.read()
+        await asyncio.sleep(ANSWER_S)
         return web.Response(body=next(iter(answers.values())), content_type="application/json")
 
     app.router.add_post("/v1/chat/completions", answer)
@@ -144,6 +143,7 @@ async def bench_latency(server: PostgresqlServer, calls: list[Call], rounds: int
                 headers = {
                     "authorization": f"Bearer {keys.issue(await asyncio.to_thread(attempt_in, store, number))}"
                 }
+                await asyncio.sleep(ANSWER_S * number / CLIENTS)  # without a pause they would measure each other
                 for call in calls * rounds:
                     straight.append(await post_s(session, f"{model}/chat/completions", call.request, {}))
                     through.append(await post_s(session, f"{url}/v1/messages", call.request, headers))
