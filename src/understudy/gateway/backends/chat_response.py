@@ -293,7 +293,9 @@ class StreamError(BackendError):
     """A stream that failed after its first byte. Whatever the reason, the request is not sent again."""
 
 
-_PROMPT, _LONG = b',"prompt_token_ids":[', 4096
+LONG = 4096
+"""The size in bytes from which an answer may have so many token ids that they are cut out first."""
+_PROMPT = b',"prompt_token_ids":['
 
 
 def read_answer(data: bytes, decode: Callable[[bytes], ChatResponse]) -> ChatResponse:
@@ -301,7 +303,7 @@ def read_answer(data: bytes, decode: Callable[[bytes], ChatResponse]) -> ChatRes
 
     The token ids of the prompt are cut out first, since the decoder would skip thousands of numbers one by one.
     """
-    if len(data) < _LONG:
+    if len(data) < LONG:
         return decode(data)
     start = data.find(_PROMPT) + len(_PROMPT)
     end = data.find(b"]", start)

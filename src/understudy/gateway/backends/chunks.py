@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from understudy.gateway.backends.chat_response import (
+    LONG,
     ChatResponse,
     ResponseMessage,
     StreamError,
@@ -40,6 +41,13 @@ class ChunkReader:
 
     def read(self, data: bytes) -> ChatResponse:
         """Decode a chunk from the data of its event. Raises StreamError, also if it contains an error."""
+        if self._half is None and len(data) < LONG:
+            try:
+                chunk = _CHUNK.decode(data)
+                if chunk.error is None:
+                    return chunk
+            except msgspec.DecodeError:
+                pass  # it is read again, in the ways for what is unusual
         try:
             chunk, has_halves = _decode(data)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:

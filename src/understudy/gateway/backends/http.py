@@ -55,8 +55,11 @@ class EventSplitter:
 
     def feed(self, piece: bytes) -> list[ServerSentEvent]:
         """Add a piece, and return the events that it completes. Raises BackendError if one exceeds EVENT_LIMIT."""
-        if not self._buffer and not self._returns and (event := _single_event(piece)):
-            return [event]
+        if not self._buffer and not self._returns:
+            if event := _single_event(piece):
+                return [event]
+            if events := _whole_events(piece):
+                return events
         searched = max(len(self._buffer) - _LONGEST_BLANK_LINE, 0)
         self._buffer += piece
         self._returns = self._returns or b"\r" in piece
@@ -105,16 +108,29 @@ class EventSplitter:
 
 def _single_event(piece: bytes) -> ServerSentEvent | None:
     """Return the event if the piece is exactly one in the usual form. Most servers send each event by itself."""
-    end = len(piece) - 2
-    if piece.find(b"\n\n") != end or end < 0 or b"\r" in piece:
+    if b"\r" in piece or not piece.endswith(b"\n\n"):
         return None
+    end, line_end = len(piece) - 2, piece.find(b"\n")
     if piece.startswith(b"data: "):
-        return ServerSentEvent(b"", piece[6:end], piece) if piece.find(b"\n") == end else None
-    if piece.startswith(b"event: "):
-        line_end = piece.find(b"\n")
-        if piece.startswith(b"data: ", line_end + 1) and piece.find(b"\n", line_end + 1) == end:
-            return ServerSentEvent(piece[7:line_end], piece[line_end + 7 : end], piece)
+        return ServerSentEvent(b"", piece[6:end], piece) if line_end == end else None
+    named = piece.startswith(b"event: ") and piece.startswith(b"data: ", line_end + 1)
+    if named and piece.find(b"\n", line_end + 1) == end:
+        return ServerSentEvent(piece[7:line_end], piece[line_end + 7 : end], piece)
     return None
+
+
+def _whole_events(piece: bytes) -> list[ServerSentEvent]:
+    """Return the events if the piece consists of several with one line of data each; otherwise none.
+
+    A server that is asked by many sends several at once.
+    """
+    if not piece.startswith(b"data: ") or not piece.endswith(b"\n\n") or b"\r" in piece:
+        return []
+    lines = piece.split(b"\n")
+    data, between = lines[:-1:2], lines[1::2]
+    if any(between) or not all(line.startswith(b"data: ") for line in data):
+        return []
+    return [ServerSentEvent(b"", line[6:], line + b"\n\n") for line in data]
 
 
 def _plain_event(lines: list[bytes]) -> ServerSentEvent:

@@ -167,6 +167,7 @@ class ServerConnection(asyncio.Protocol):
         self._limit = self._left = 0
         self._early: list[bytes] = []
         """What came of the body before it is read, as it came: packed, it is small."""
+        self._bodies: list[bytes] = []  # of the data that is being parsed, to be passed on together
         self._stopped = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -208,9 +209,8 @@ class ServerConnection(asyncio.Protocol):
         Raises OSError if the body is incomplete, ResponseTooLarge above `limit` bytes, and whatever `take` raises.
         """
         self._take, self._limit, self._left = take, limit, limit
-        for data in self._take_early():
-            if not self._stopped:
-                self._unpack(data)
+        self._bodies = self._take_early()
+        self._pass_bodies()
         while not self._stopped and self._phase != _DONE:
             await self._wait()
         if self._error is not None:
@@ -257,19 +257,13 @@ class ServerConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            return self._fail(
-                InvalidResponse(
-                    f"invalid HTTP response: {error or type(error).__name__}; check that the address is that of "
-                    "an HTTP server"
-                )
-            )
+            self._pass_bodies()
+            wrong = f"{error or type(error).__name__}; check that the address is that of an HTTP server"
+            return self._fail(InvalidResponse(f"invalid HTTP response: {wrong}"))
+        self._pass_bodies()
         if self._between > HEAD_LIMIT:
-            self._fail(
-                InvalidResponse(
-                    f"invalid HTTP response: more than {HEAD_LIMIT} bytes of headers, the maximum; check the "
-                    "address"
-                )
-            )
+            wrong = f"more than {HEAD_LIMIT} bytes of headers, the maximum; check the address"
+            self._fail(InvalidResponse(f"invalid HTTP response: {wrong}"))
 
     def pause_writing(self) -> None:
         self._writable = self._writable or self._loop.create_future()
@@ -320,12 +314,11 @@ class ServerConnection(asyncio.Protocol):
             self._early.append(body)
             if self._transport is not None:  # a body that is not read yet waits in the socket
                 self._transport.pause_reading()
-        elif self._inflate is None:
-            self._pass_on(body)
         else:
-            self._unpack(body)
+            self._bodies.append(body)
 
     def on_message_complete(self) -> None:
+        self._pass_bodies()
         if self._phase == _BODY:
             unsent = self._transport is None or self._transport.get_write_buffer_size() > 0
             self._keep = self._keep and not unsent and self._parser.should_keep_alive()
@@ -345,6 +338,11 @@ class ServerConnection(asyncio.Protocol):
         if early and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
         return early
+
+    def _pass_bodies(self) -> None:
+        bodies, self._bodies = self._bodies, []
+        if bodies and self._take is not None and not self._stopped:
+            self._unpack(b"".join(bodies))
 
     def _unpack(self, data: bytes) -> None:
         try:
