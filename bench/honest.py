@@ -256,7 +256,7 @@ def _sides(prepared: PreparedTask) -> tuple[dict[str, str], dict[str, str | None
     """The files that the gold patch changes, before and after it."""
     from understudy.grade.changed_files import changed_files
 
-    files = changed_files(prepared.task.gold_patch.encode(), prepared.tree)
+    files = changed_files(prepared.task.gold_patch.encode(), prepared.tree).files
     before = {each.path: each.before.decode() for each in files if each.before is not None}
     return before, {each.path: None if each.after is None else each.after.decode() for each in files}
 

@@ -563,7 +563,7 @@ async def test_files_of_a_version_are_sealed_as_the_originals_are(
     tests = deciding_tests(task, replace(prepared.options, twin_files={"test_core.py": WRITES_ITSELF}))
     sandbox = await sandboxes.open(sandbox_spec(replace(prepared, task=task), environment))
     try:
-        assert not await apply_patch(sandbox, task, b"", host_programs=sandboxes.host_programs)
+        assert not await apply_patch(sandbox, task, b"", host_programs=sandboxes.host_programs, tree=prepared.tree)
         version = WrittenVersion(files, {})
         run = await run_task_version(sandbox, task, b"", version, tests, lambda _: False, sealed=sealed)
     finally:

@@ -1,13 +1,20 @@
 """Apply a patch to the tree of a fresh sandbox: by git, and by the fallbacks that SWE-bench uses.
 
-Everything is done inside the sandbox: by this machine's git where its programs are those of this machine, else by
-the image's own. Byte for byte first; then as the tree's own attributes have it, for patches made elsewhere; then
-as a merge; then by `patch`, which is less strict about what stands around a change.
+Where a sandbox has this machine's programs, a patch that only changes or adds ordinary files is applied once, by
+git in a directory of its own, and the files are written into each sandbox. All else is done inside the sandbox: by
+this machine's git, or by the image's own. Byte for byte first; then as the tree's own attributes have it, for
+patches made elsewhere; then as a merge; then by `patch`, which is less strict about what stands around a change.
 """
 
 from __future__ import annotations
 
+import asyncio
+import posixpath
+import stat
+from pathlib import Path
+
 from understudy.errors import GraderError, TaskError
+from understudy.grade.changed_files import changed_files
 from understudy.grade.gate import paths_of
 from understudy.sandbox.base import Sandbox
 from understudy.tasks.patch import scratch_name
@@ -74,13 +81,20 @@ fi
 """
 
 
-async def apply_patch(sandbox: Sandbox, task: Task, patch: bytes, *, host_programs: bool) -> str:
+async def apply_patch(sandbox: Sandbox, task: Task, patch: bytes, *, host_programs: bool, tree: Path) -> str:
     """Apply a gated patch, and the hidden checks' files that belong in the tree, to the sandbox's tree.
 
-    Returns why the patch cannot be applied, or "". `host_programs` is that of the sandbox's kind. Raises TaskError
-    when the task's own test patch does not apply, GraderError when there is no git or something else failed,
+    Returns why the patch cannot be applied, or "". `host_programs` is that of the sandbox's kind, `tree` the
+    task's prepared tree, which the sandbox must still have unless the checks are a suite. Raises TaskError when
+    the task's own test patch does not apply, GraderError when there is no git or something else failed,
     SandboxError when the sandbox broke.
     """
+    if host_programs and not isinstance(task.checks, SuiteChecks):
+        outcome = await asyncio.to_thread(_written_files, task, patch, tree)
+        if outcome is not None:
+            for path, (data, mode) in outcome.items():
+                await sandbox.write(posixpath.join(sandbox.workdir, path), data, mode=mode)
+            return ""
     scratch = scratch_name()
     changed = parse_diff(patch)
     files = task.checks.files if isinstance(task.checks, PytestChecks) else {}
@@ -117,6 +131,56 @@ async def apply_patch(sandbox: Sandbox, task: Task, patch: bytes, *, host_progra
     if not applied <= expected | beside:
         return "patch refused: git and the gate read different files in it"
     return ""
+
+
+def _written_files(task: Task, patch: bytes, tree: Path) -> dict[str, tuple[bytes, int]] | None:
+    """Return the files that applying a patch writes, with their modes; None unless they are ordinary files, whose
+    content git could make of the tree's as it is, and nothing else is done.
+
+    Then the sandbox needs no git. A grading applies its patch in several sandboxes, and git would take longer in
+    each than all else that is done to open one.
+    """
+    changed = parse_diff(patch)
+    if any(file.new_path is None or file.old_path not in (None, file.new_path) for file in changed):
+        return None
+    patched = changed_files(patch, tree)
+    if not patched.exact:
+        return None
+    written: dict[str, tuple[bytes, int]] = {}
+    for file, made in zip(changed, patched.files, strict=True):
+        mode = _file_mode(tree, made.path)
+        if made.after is None or mode is None or (file.old_path is None) is not (mode == _ABSENT):
+            return None
+        of_patch = [line[-6:] for line in file.header if line.startswith((b"new file mode ", b"new mode "))]
+        executable = of_patch[-1] == b"100755" if of_patch else mode & 0o100
+        written[made.path] = made.after, 0o755 if executable else 0o644
+    for name, text in (task.checks.files if isinstance(task.checks, PytestChecks) else {}).items():
+        path = posixpath.normpath(name)
+        if _file_mode(tree, path) is None:
+            return None
+        written[path] = text.encode(), 0o644
+    return written
+
+
+_ABSENT = 0
+
+
+def _file_mode(tree: Path, path: str) -> int | None:
+    """Return the mode of a file of a tree that can be overwritten, `_ABSENT` if there is nothing; None for what
+    is no ordinary file, or is not in an ordinary directory.
+    """
+    place = tree
+    *parents, name = path.split("/")
+    try:
+        for parent in parents:
+            place /= parent
+            mode = place.lstat().st_mode
+            if not stat.S_ISDIR(mode) or not mode & 0o200:
+                return None
+        mode = (place / name).lstat().st_mode
+    except FileNotFoundError:
+        return _ABSENT
+    return mode if stat.S_ISREG(mode) and mode & 0o200 else None
 
 
 def _members(

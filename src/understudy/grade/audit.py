@@ -93,7 +93,7 @@ def audit(
         return verdict.integrity
     places = [each for each in places if each.finding.rule not in honest]
     if tree is not None and places:
-        contents = {each.path: each.after for each in changed_files(gated.patch, tree)}
+        contents = {each.path: each.after for each in changed_files(gated.patch, tree).files}
         unused = unused_scripts({each.path for each in places}, task, tree, contents)
         places = [each for each in places if each.path not in unused]
     if tree is not None and hidden is not None and places:
@@ -126,7 +126,7 @@ def _suspicions(patch: bytes, task: Task, tree: Path | None) -> list[_Located]:
     of_runners = any(_RUNNER.fullmatch(path) for path in gold_paths(task))
     before: Counter[tuple[str, str]] = Counter()
     places: list[_Located] = []
-    for file in changed_files(patch, tree):
+    for file in changed_files(patch, tree).files:
         if of_runners and _RUNNER.fullmatch(file.path):
             continue
         removed, added = _file_findings(file, names)

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 
 from msgspec import Struct
@@ -16,6 +17,7 @@ from understudy.util.diffs import FileDiff, parse_diff
 
 _TIMEOUT_S = 60.0
 _MOST_LINES = 100_000
+_REMEMBERED_BYTES = 256 << 10
 
 
 class PatchedFile(Struct, frozen=True):
@@ -26,15 +28,26 @@ class PatchedFile(Struct, frozen=True):
     after: bytes | None
 
 
-def changed_files(patch: bytes, tree: Path | None) -> list[PatchedFile]:
+class PatchedFiles(Struct, frozen=True):
+    """The files of a patch. `exact` if git applied it as it is, and to these files only."""
+
+    files: tuple[PatchedFile, ...]
+    exact: bool
+
+
+def changed_files(patch: bytes, tree: Path | None) -> PatchedFiles:
     """Return the files that a patch changes, with their contents before and after. Raises DiffError.
 
     Without the task's tree, or if git cannot apply the patch to it as it is (the grader has less strict ways), the
-    contents are only what the patch's hunks show.
+    contents are only what the patch's hunks show. A grading asks several times; small patches are remembered.
     """
+    return _remembered(patch, tree) if len(patch) <= _REMEMBERED_BYTES else _read_files(patch, tree)
+
+
+def _read_files(patch: bytes, tree: Path | None) -> PatchedFiles:
     files = parse_diff(patch)
     if not files:
-        return []
+        return PatchedFiles((), exact=True)
     with tempfile.TemporaryDirectory(prefix="understudy-audit-") as directory:
         root = Path(directory, "tree")
         root.mkdir()
@@ -45,7 +58,9 @@ def changed_files(patch: bytes, tree: Path | None) -> list[PatchedFile]:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
         whole = (tree is not None or all(file.is_new for file in files)) and _apply(patch, root)
-        return [
+        made = {bytes(each.relative_to(root)) for each in root.rglob("*") if not each.is_dir()}
+        exact = whole and made == {file.new_path for file in files if file.new_path}
+        patched = tuple(
             PatchedFile(
                 os.fsdecode(file.new_path or min(file.paths)),
                 before.get(file.old_path or b""),
@@ -54,7 +69,13 @@ def changed_files(patch: bytes, tree: Path | None) -> list[PatchedFile]:
             if whole
             else _of_hunks(file)
             for file in files
-        ]
+        )
+    return PatchedFiles(patched, exact)
+
+
+@lru_cache(maxsize=16)
+def _remembered(patch: bytes, tree: Path | None) -> PatchedFiles:
+    return _read_files(patch, tree)
 
 
 def _apply(patch: bytes, root: Path) -> bool:

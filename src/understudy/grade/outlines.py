@@ -32,9 +32,9 @@ def outlines_of(prepared: PreparedTask, gold: GatedPatch) -> PatchOutlines:
     texts = [prepared.task.instruction]
     code: list[str] = []
     try:
-        files = changed_files(gold.patch, prepared.tree)
+        files = changed_files(gold.patch, prepared.tree).files
     except DiffError:  # it was applied by a less strict way
-        files = []
+        files = ()
     for file in files:
         if not file.path.endswith(".py") or file.after is None:
             continue

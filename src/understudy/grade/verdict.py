@@ -249,7 +249,9 @@ async def _run_version(
         if isinstance(task.checks, SuiteChecks):
             await run_before_patch(sandbox, task.checks)
         with with_untrusted_code():
-            if await apply_patch(sandbox, task, gated.patch, host_programs=sandboxes.host_programs):
+            if await apply_patch(
+                sandbox, task, gated.patch, host_programs=sandboxes.host_programs, tree=prepared.tree
+            ):
                 return None
             sealed = prepared.options.sealed
             return await run_task_version(sandbox, task, gated.patch, version, tests, is_intruder, sealed=sealed)
@@ -267,7 +269,7 @@ async def _hidden_files(
     sandbox = await sandboxes.open(sandbox_spec(prepared, environment))
     try:
         await run_before_patch(sandbox, checks)
-        await apply_patch(sandbox, prepared.task, b"", host_programs=sandboxes.host_programs)
+        await apply_patch(sandbox, prepared.task, b"", host_programs=sandboxes.host_programs, tree=prepared.tree)
         files = await read_hidden(sandbox, prepared.task)
         return {name: content for name, content in files.items() if content is not None}
     finally:
@@ -307,7 +309,7 @@ async def _evaluate_once(
         with with_untrusted_code():
             sandbox.commands.append(APPLIED_HERE)
             if problem := await apply_patch(
-                opened_sandbox, task, gated.patch, host_programs=sandboxes.host_programs
+                opened_sandbox, task, gated.patch, host_programs=sandboxes.host_programs, tree=prepared.tree
             ):
                 return CheckResult(Verdict(reward=0.0, reason=problem, applied=False))
             result = await run_checks(

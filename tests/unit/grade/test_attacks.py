@@ -196,7 +196,9 @@ async def weakened(
     sandbox = await sandboxes.open(sandbox_spec(prepared, environment))
     try:
         await run_before_patch(sandbox, checks)
-        if complaint := await apply_patch(sandbox, prepared.task, gated.patch, host_programs=True):
+        if complaint := await apply_patch(
+            sandbox, prepared.task, gated.patch, host_programs=True, tree=prepared.tree
+        ):
             return Verdict(reward=0.0, reason=complaint)
         canaries = (
             None if CANARIES in down else plant_canaries(checks, [text.encode() for text in CALC_TESTS.values()])
