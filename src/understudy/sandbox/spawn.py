@@ -115,12 +115,14 @@ def spawn(
     """
     command = list(argv)
     program = command[0] if "/" in command[0] else shutil.which(command[0], path=env.get("PATH"))
-    if program is None or not Path(cwd or "/", program).exists():
+    if program is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     if cwd is not None:
-        if not Path(cwd).is_dir() or not os.access(program, os.X_OK):
-            code = errno.EACCES if Path(cwd).is_dir() else errno.ENOENT
-            raise OSError(code, os.strerror(code), command[0])
+        place = Path(cwd, program)
+        if not Path(cwd).is_dir() or not place.exists():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
+        if not os.access(place, os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
         variables = [f"{name}={value}" for name, value in env.items()]
         command = ["/bin/sh", "-c", _IN_DIRECTORY, cwd, *variables, program, *command[1:]]
         program, env = "/bin/sh", {"PATH": os.defpath}
