@@ -7,6 +7,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from msgspec import Struct
@@ -101,16 +102,20 @@ def intruders(task: Task, tree: Path) -> Callable[[str], bool]:
     """Return a function that decides whether a path created by an install would influence the tests or what they
     import.
 
-    `tree` is the task's prepared tree, without any patch. Raises TaskError when a patch of the task cannot be
-    parsed.
+    `tree` is the task's prepared tree, without any patch. What the tests import is read when it is first needed,
+    since most tasks install nothing. The function raises TaskError when a patch of the task cannot be parsed.
     """
-    allowed = gold_paths(task)
-    imports = TestImports(task, tree, *_check_files(task), allowed)
+
+    @cache
+    def imports() -> tuple[frozenset[str], TestImports]:
+        allowed = gold_paths(task)
+        return allowed, TestImports(task, tree, *_check_files(task), allowed)
 
     def is_intruder(path: str) -> bool:
         parts = folded(path).split("/")
         steers = any(part in _PYTEST_FILES or _STEERS.fullmatch(part) for part in parts)
-        return path not in allowed and (steers or imports.is_replaced_by(path))
+        allowed, imported = imports()
+        return path not in allowed and (steers or imported.is_replaced_by(path))
 
     return is_intruder
 

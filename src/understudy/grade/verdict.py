@@ -235,7 +235,7 @@ async def _run_version(
     """
     task = prepared.task
     tests = deciding_tests(task, prepared.options)
-    is_intruder = await asyncio.to_thread(intruders, task, prepared.tree)
+    is_intruder = intruders(task, prepared.tree)
     if isinstance(task.checks, PytestChecks):
         task = replace(task, checks=replace(task.checks, files=version.files))
     async with AsyncExitStack() as stack:
@@ -300,7 +300,7 @@ async def _evaluate_once(
     prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> CheckResult:
     task = prepared.task
-    is_intruder = await asyncio.to_thread(intruders, task, prepared.tree)
+    is_intruder = intruders(task, prepared.tree)
     opened_sandbox = await sandboxes.open(sandbox_spec(prepared, environment, mounts=hidden_mounts(prepared)))
     sandbox = RecordingSandbox(opened_sandbox)
     try:
