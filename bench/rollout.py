@@ -3,13 +3,14 @@
     python bench/rollout.py [--json FILE]
 
 Real tasks, the real Claude Code CLI, the embedded server with the oracle policy. The overhead is measured one
-rollout at a time: everything but the agent's own wall clock and the checks' own, plus what the gateway adds to the
-agent's calls (translation, capture and commit, against the same bytes sent straight to a server that answers at
-once). The peer is the rest of the same rollouts: the CLI, the model and the tests.
+rollout at a time, each in a run of its own: everything from the start of an attempt to its end but the programs of
+the agent and of the tests, in all versions, plus what the gateway adds to the agent's calls (translation, capture
+and commit, against the same bytes sent straight to a server that answers at once). The peer is the rest of the
+same rollouts: the CLI, the model and the tests.
 
 All that is wall clock, so it says little on a machine that does other work. What holds there is the CPU time of
-the `understudy run` process itself, by the difference of two runs: without its children, and without what a run
-begins with, but with the gateway, which runs in it.
+the `understudy run` process itself, by the difference of a run of all tasks and one of one: without its children,
+and without what a run begins with, but with the gateway, which runs in it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import asyncio
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -30,22 +32,53 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from understudy.cli.main import main as understudy
 from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.keys import Keys
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.app import Gateway
+from understudy.sandbox.base import Completed, sandbox_labels
+from understudy.sandbox.local.sandboxes import LocalSandbox
 from understudy.store import Store
 from understudy.store.address import StoreLocation
-from understudy.types import Call, Files, PytestChecks, Task
+from understudy.types import Attempt, Call, Files, PytestChecks, Task
 
 UNDERSTUDY = Path(sys.executable).with_name("understudy")
 TASKS, SAMPLES = 4, 6
-OVERHEAD_TARGET_MS, RATE_TARGET = 100.0, 0.8
+OVERHEAD_TARGET_MS, RATE_TARGET = 60.0, 0.8
 
 
-def run(tasks: Path, output: Path, *options: str) -> tuple[dict[str, Any], float]:
+AGENT, TESTS = "agent", "tests"
+_PROGRAMS = {"claude": AGENT, "report_plugin.py": TESTS, "twin_driver.py": TESTS}
+
+
+def watched_run(record: Path, arguments: list[str]) -> None:
+    """Do what `understudy` does with these arguments, and write how many seconds the programs of the agent and of
+    the tests took, by attempt.
+    """
+    seconds: dict[str, dict[str, float]] = {}
+    run_in_sandbox = LocalSandbox.run
+
+    async def run(self: LocalSandbox, argv: list[str], **options: Any) -> Completed:
+        done = await run_in_sandbox(self, argv, **options)
+        names = {Path(word).name for word in argv[:5]} & _PROGRAMS.keys()
+        if names and (attempt := sandbox_labels().get("attempt")):
+            of_attempt = seconds.setdefault(attempt, {AGENT: 0.0, TESTS: 0.0})
+            of_attempt[_PROGRAMS[names.pop()]] += done.duration_s
+        return done
+
+    LocalSandbox.run = run  # type: ignore[method-assign]
+    sys.argv = ["understudy", *arguments]
+    try:
+        understudy()
+    finally:
+        record.write_text(json.dumps(seconds))
+
+
+def run(tasks: Path, output: Path, *options: str, record: Path | None = None) -> tuple[dict[str, Any], float]:
     """One `understudy run`; its summary, and the CPU seconds of its process without its children."""
-    command = [UNDERSTUDY, "run", "embedded", "--tasks", tasks, "-o", output, "--json", *options]
+    program = [UNDERSTUDY] if record is None else [sys.executable, __file__, "--watched-run", record]
+    command = [*program, "run", "embedded", "--tasks", tasks, "-o", output, "--json", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         summary = json.loads(process.stdout.read())
@@ -56,9 +89,9 @@ def run(tasks: Path, output: Path, *options: str) -> tuple[dict[str, Any], float
     return summary, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def attempts(output: StoreLocation) -> tuple[list[dict[str, float]], list[list[Call]], float]:
-    """Seconds by part of each attempt that was graded itself, its calls, and the wall clock from first to last."""
-    parts: list[dict[str, float]] = []
+def attempts(output: StoreLocation) -> tuple[list[Attempt], list[list[Call]], float]:
+    """The attempts that were graded themselves, their calls, and the wall clock from first to last."""
+    graded: list[Attempt] = []
     calls: list[list[Call]] = []
     with Store.open(output, create=False) as store:
         every = [store.runs.attempts(rollout.id)[-1] for rollout in store.runs.rollouts()]
@@ -67,10 +100,10 @@ def attempts(output: StoreLocation) -> tuple[list[dict[str, float]], list[list[C
             assert verdict is not None
             if verdict.reused_from:  # of an equal patch, which the oracle mostly makes
                 continue
-            parts.append({**attempt.timings, "checks_s": verdict.checks_s})
+            graded.append(attempt)
             calls.append(list(store.calls.of_attempt(attempt.id)))
         wall = max(attempt.ended_at or 0.0 for attempt in every) - min(attempt.started_at for attempt in every)
-    return parts, calls, wall
+    return graded, calls, wall
 
 
 def completion(call: Call) -> bytes:
@@ -151,21 +184,38 @@ def main() -> None:
     """Print the figures, and write them to a file when asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--watched-run", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.watched_run:
+        return watched_run(Path(options.watched_run[0]), options.watched_run[1:])
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         tasks = directory / "tasks.jsonl"
         make = [UNDERSTUDY, "tasks", "make", "toolz", "--count", str(TASKS), "--seed", "5", "-o", tasks]
         subprocess.run(make, check=True, capture_output=True)
-        fewer, fewer_cpu_s = run(tasks, directory / "one", "-j", "1", "-n", "3")
-        parts, calls, _ = attempts(directory / "one")
+        own: list[float] = []
+        rest: list[float] = []
+        parts: list[dict[str, float]] = []
+        calls: list[list[Call]] = []
+        for number, line in enumerate(tasks.read_text().splitlines()):
+            single = directory / f"task{number}.jsonl"
+            single.write_text(line + "\n")
+            record, output = directory / f"record{number}", directory / f"one{number}"
+            run(single, output, record=record)  # the first time validates the task
+            shutil.rmtree(output)
+            run(single, output, record=record)
+            (attempt,), of_attempt, _ = attempts(output)
+            took = sum(json.loads(record.read_bytes())[attempt.id].values())
+            rest.append(took)
+            own.append((attempt.ended_at or 0.0) - attempt.started_at - took)
+            parts.append(attempt.timings)
+            calls += of_attempt
+        fewer, fewer_cpu_s = run(directory / "task0.jsonl", directory / "fewer")
+        more, more_cpu_s = run(tasks, directory / "more")
         per_call = asyncio.run(gateway_ms(calls[0], directory))
-        summary, cpu_s = run(tasks, directory / "many", "-n", str(SAMPLES))
+        run(tasks, directory / "many", "-n", str(SAMPLES))
         _, _, wall = attempts(directory / "many")
-    rest = [part["agent_s"] + part["checks_s"] for part in parts]
-    # The checks ran within `grade_s`, so they are in the sum of the parts twice.
-    own = [sum(part.values()) - others - part["checks_s"] for part, others in zip(parts, rest, strict=True)]
-    cpu_ms = 1000 * (cpu_s - fewer_cpu_s) / (summary["rollouts"] - fewer["rollouts"])
+    cpu_ms = 1000 * (more_cpu_s - fewer_cpu_s) / (more["rollouts"] - fewer["rollouts"])
     per_rollout = per_call * statistics.median(len(each) for each in calls)
     overhead = 1000 * statistics.median(own) + per_rollout
     figures: dict[str, Any] = {
@@ -179,7 +229,7 @@ def main() -> None:
         "gateway_ms_per_call": round(per_call, 2),
         "cli_model_and_tests_ms": round(1000 * statistics.median(rest), 1),
         "overhead_ratio": round(overhead / (1000 * statistics.median(rest)), 3),
-        "rollouts_per_s": round(summary["rollouts"] / wall, 2),
+        "rollouts_per_s": round(TASKS * SAMPLES / wall, 2),
         "rollouts_per_s_target": RATE_TARGET,
     }
     print(f"machine                  {figures['machine']}")

@@ -249,7 +249,7 @@ async def test_chunks_that_arrive_together_are_passed_on_together_also_before_an
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(CHUNKED)
         await begun.wait()
-        writer.write(b"1\r\na\r\n" b"2\r\nbc\r\n" b"1\r\nd\r\n" b"not a chunk\r\n")
+        writer.write(b"1\r\na\r\n2\r\nbc\r\n1\r\nd\r\nnot a chunk\r\n")
         await writer.drain()
 
     async with talking(handler) as (server, pool):
