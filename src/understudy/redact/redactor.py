@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
+from itertools import accumulate
 from typing import Any, Self, cast
 from urllib.parse import quote
 
@@ -64,14 +66,47 @@ class KnownSecrets:
         """
         if not self._values or len(text) < _SHORTEST:
             return
+        for number, start, end in self._prepared().find_matches_as_indexes(_bytes(text), overlapping=True):
+            value, whole = self._listed[number]
+            if text.startswith(value, start):
+                yield start, end, whole
+
+    def without(self, texts: Iterable[str]) -> set[int]:
+        """Return the hashes of the texts in which no value stands. One pass over many texts is quicker than one
+        over each.
+        """
+        marks: set[int] = set()
+        for some in _batches(texts):
+            begins = [*accumulate((len(text) + 1 for text in some), initial=0)]
+            # Matches that overlap others may be left out: they are in the same text.
+            matches = self._prepared().find_matches_as_indexes(_bytes("\0".join(some)))
+            touched = {
+                number
+                for _, start, end in matches
+                for number in range(bisect_right(begins, start) - 1, bisect_left(begins, end))
+            }
+            marks.update(hash(text) for number, text in enumerate(some) if number not in touched)
+        return marks
+
+    def _prepared(self) -> BytesAhoCorasick:
         if self._automaton is None:
             # One pass for all of them, so that the time does not grow with their number.
             self._listed = list(self._values.items())
             self._automaton = BytesAhoCorasick([_bytes(value) for value, _ in self._listed])
-        for number, start, end in self._automaton.find_matches_as_indexes(_bytes(text), overlapping=True):
-            value, whole = self._listed[number]
-            if text.startswith(value, start):
-                yield start, end, whole
+        return self._automaton
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    some: list[str] = []
+    size = 0
+    for text in texts:
+        some.append(text)
+        size += len(text)
+        if size > _BATCH:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _bytes(text: str) -> bytes:
@@ -114,7 +149,7 @@ class Redactor:
         self._names = Pseudonyms(key)
         self._betterleaks = is_installed() if betterleaks is None else betterleaks
         self._secrets: KnownSecrets | None = None
-        self._known = False
+        self._unknown: set[int] | None = None
         self._sources: dict[str, str] = {}
         self._identifiers: frozenset[str] = frozenset()
         # Texts that were searched before are not searched again, because conversations share texts.
@@ -144,12 +179,13 @@ class Redactor:
         scoped._secrets, scoped._sources, scoped._identifiers = KnownSecrets(), {}, frozenset()
         scoped._replaced = {}
         values = values if isinstance(values, Sequence) else list(values)
-        scoped._learn(values)
-        scoped._known = bool(scoped._secrets)
+        texts = scoped._learn(values)
         # A name in code is no secret although it is assigned: `password = V2_login` before `def V2_login(`.
         names = [value for value, rule in scoped._sources.items() if rule in _ASSIGNED and is_identifier(value)]
         if names:
-            scoped._forget(defined_identifiers(names, (text for text, _ in json_strings(values))))
+            scoped._forget(defined_identifiers(names, texts))
+        # Most texts have neither a secret nor a value that is known to be one.
+        scoped._unknown = scoped._secrets.without(texts) if scoped._secrets else None
         return scoped
 
     def text(self, text: str, where: str = "") -> str:
@@ -187,24 +223,17 @@ class Redactor:
 
     # --- looking
 
-    def _learn(self, values: Iterable[Any]) -> None:
-        new: list[str] = []
-        size = 0
-        seen: set[int] = set()
+    def _learn(self, values: Iterable[Any]) -> list[str]:
+        """Look for secrets in the strings of values. Returns the different strings."""
+        texts: dict[int, str] = {}
         for value in values:
             for text, name in json_strings(value):
                 if name is not None and is_secret_field(name, text):
                     self._remember(text, "field")
-                mark = hash(text)
-                if mark in seen:
-                    continue
-                seen.add(mark)
-                new.append(text)
-                size += len(text)
-                if size > _BATCH:
-                    self._look(new)
-                    new, size = [], 0
-        self._look(new)
+                texts.setdefault(hash(text), text)
+        for some in _batches(texts.values()):
+            self._look(some)
+        return [*texts.values()]
 
     def _look(self, texts: list[str]) -> None:
         """Search texts for secrets, and cache by the text's hash what was found, or that nothing was."""
@@ -274,7 +303,7 @@ class Redactor:
 
     def _text(self, text: str, where: str) -> str:
         mark = hash(text)
-        if mark in self._clean and not self._known:
+        if mark in self._clean and (self._unknown is None or mark in self._unknown):
             return text
         replaced = self._replaced.get(mark)
         if replaced is None:

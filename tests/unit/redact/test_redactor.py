@@ -360,3 +360,14 @@ def test_deeply_nested_values_and_odd_strings_are_redacted() -> None:
     while isinstance(deep, list):  # taken apart by hand: the interpreter would recurse
         deep = deep.pop()
     assert ours().text(f"\ud800 {AWS} \0 İ\u2028{AWS}\U0001f642").count("[AWS_KEY_") == 2
+
+
+def test_a_text_has_a_value_that_is_known_from_another_wherever_both_stand() -> None:
+    secret = "Zq7-wK2m_Xr9Lt4Vb8Nc"
+    texts = [f"nothing {number}" for number in range(50)]
+    texts[20] = f"password={secret}"
+    texts[7], texts[31], texts[49] = f"see {secret}{secret}", f"{secret} ł", secret
+    texts[12], texts[13] = secret[:10], secret[10:]  # a value is not made up of two texts
+    redacted = ours().value(texts)
+    changed = [number for number, text in enumerate(redacted) if text != texts[number]]
+    assert changed == [7, 20, 31, 49] and not any(secret in text for text in redacted)
