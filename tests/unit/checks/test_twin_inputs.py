@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from understudy.checks.base import GradingOptions, OtherInputs, TwinTest
 from understudy.checks.protection import protection_of
@@ -84,10 +85,19 @@ def test_answers_to_other_inputs_raise_and_lower_the_protection(
     assert (protection, reason in why) == (level, True), why
 
 
-async def learned(gold: list[Observation], again: list[Observation], effortless: list[Observation]) -> OtherInputs:
+async def learned(
+    gold: list[Observation],
+    again: list[Observation],
+    effortless: list[Observation],
+    *,
+    to_fix: tuple[str, ...] = (SHIFT,),
+    **options: Any,
+) -> OtherInputs:
     """Return the other inputs of a test whose own input is answered with 26, by what is answered to others."""
-    own = GradingOptions(twins={SHIFT: TwinTest(SHIFT, {0: json.dumps(values(26))})})
-    named = run_with({SHIFT: {0: values(26)}}, version=write_versions(TESTS, own, lambda _: False))
+    tests = replace(TESTS, fail_to_pass=to_fix)
+    twins = dict.fromkeys((SHIFT, SAME), TwinTest(SHIFT, {0: json.dumps(values(26))}))
+    own = GradingOptions(twins=twins, **options)
+    named = run_with({SHIFT: {0: values(26)}}, version=write_versions(tests, own, lambda _: False))
 
     async def solution(version: WrittenVersion) -> list[VersionRun]:
         assert "shift(25)" not in version.files["test_calc.py"]
@@ -96,12 +106,17 @@ async def learned(gold: list[Observation], again: list[Observation], effortless:
     async def without(version: WrittenVersion) -> list[VersionRun]:
         return [run_with({SHIFT: {0: effortless}}, version=version)]
 
-    options = await learn_inputs(TESTS, own, named, {}, References(solution, without))
-    assert all(
-        version.files["test_calc.py"] != write_versions(TESTS, own, lambda _: False).files["test_calc.py"]
-        for version in input_versions(TESTS, options)
-    )
-    return next(iter(options.twin_inputs), OtherInputs({}, {}, 0.0))
+    with_inputs = await learn_inputs(tests, own, named, {}, References(solution, without))
+    for version in input_versions(tests, with_inputs):
+        assert version.files != write_versions(tests, own, lambda _: False).files
+    return next(iter(with_inputs.twin_inputs), OtherInputs({}, {}, 0.0))
+
+
+async def test_answers_of_other_tests_count_where_they_change_something() -> None:
+    answers = (values(4711), values(4711), values(0))
+    assert not (await learned(*answers, to_fix=(SAME,))).tests
+    assert not (await learned(*answers, to_fix=(SAME,), twin_bits=20.0)).tests
+    assert (await learned(*answers, to_fix=(SAME,), twin_bits=20.0, partial_twins=(SHIFT,))).tests
 
 
 async def test_answers_count_that_only_a_computation_gives() -> None:
