@@ -47,6 +47,12 @@ PROGRAM = Path(relay_program.__file__)
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
+def is_listening(path: Path) -> bool:
+    """Whether a socket accepts connections; its file is there a moment earlier."""
+    every = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return any(socket[3] == "00010000" and socket[7:] == [str(path)] for socket in every)
+
+
 @asynccontextmanager
 async def relayed(
     directory: Path, *targets: Path, python: str = sys.executable
@@ -64,7 +70,7 @@ async def relayed(
     assert process.stdin is not None and process.stdout is not None
     task = asyncio.create_task(SocketRelay(targets).run(process.stdout, process.stdin))
     try:
-        while not all(path.exists() for path in sockets) and process.returncode is None:  # noqa: ASYNC110
+        while not all(map(is_listening, sockets)) and process.returncode is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         yield process, task, sockets
     finally:
