@@ -154,6 +154,20 @@ def test_a_rollout_that_takes_its_workers_with_it_fails_in_the_end(store: Store)
     assert len(store.runs.attempts("run-0")) == MAX_LOST
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_only_workers_that_do_not_come_back_count_as_taken_by_a_rollout(store: Store, comes_back: bool) -> None:
+    store.leases.announce(LEASE, "1.0", 9, {}).result()
+    for number in range(MAX_LOST):
+        claimed = claim(store, Lease(LEASE.worker, 0.2), 9)
+        assert "run-0" in {each.rollout.id for each in claimed}, number
+        time.sleep(1.05)  # longer than its lease, and than a rollout rests
+        store.leases.requeue_expired(0.0).result()
+        if comes_back:
+            assert store.leases.renew(LEASE, [each.attempt.id for each in claimed]).result() == frozenset()
+        time.sleep(1.05)
+    assert store.runs.rollout("run-0").status == ("requeuing" if comes_back else "failed")
+
+
 def test_workers_that_were_told_to_stop_take_no_rollout_with_them(store: Store) -> None:
     for _ in range(MAX_LOST + 1):
         assert "run-0" in {each.rollout.id for each in claim(store, LEASE, 9)}

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 _PAUSE_S = 1.0
 
-_threads = ThreadPoolExecutor(4, thread_name_prefix="store-reader")
+_threads = ThreadPoolExecutor(2, thread_name_prefix="store-reader")
 """Not those of asyncio, which sandboxes and files need: during an outage all of these may wait."""
 
 

@@ -348,10 +348,13 @@ class LeaseRepository(Repository):
         expired_workers = workers.c.lease_until < store_clock() - FORGET_WORKER_S
         context.connection.execute(delete(workers).where(expired_workers, settled))
         for attempt_id, rollout_id, worker in expired:
+            # A worker that was seen after its lease had ended was only cut off, which is not the rollout's fault.
+            back = (workers.c.id == attempts.c.worker) & (workers.c.seen_at > attempts.c.lease_until)
             lost = select(func.count()).where(
                 attempts.c.rollout_id == rollout_id,
                 attempts.c.status == "unresponsive",
                 json_field(attempts.c.error, "type") == "WorkerLost",
+                ~select(workers.c.id).where(back).exists(),
             )
             last = context.connection.execute(lost).scalar_one() + 1 >= MAX_LOST
             error = ErrorInfo("run", "WorkerLost", f"worker {worker} did not answer in time")
