@@ -7,9 +7,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import psycopg
 import pytest
 
+from understudy.run.config import RunConfig
+from understudy.run.rollout_files import RolloutFiles
 from understudy.run.worker import RunWorker
 from understudy.store import Store
 from understudy.store.address import StoreUrl
@@ -99,3 +102,20 @@ def test_runs_and_rollouts_are_waited_for_in_a_thread(
     with Store.open(postgresql_store) as store:
         asyncio.run(work(store))
     assert lines == []
+
+
+def test_the_files_of_a_rollout_are_written_beside_the_event_loop(
+    tmp_path: Path, postgresql_store: StoreUrl
+) -> None:
+    async def write(store: Store) -> None:
+        (run,) = store.runs.all()
+        (rollout, *_) = store.runs.rollouts()
+        files = RolloutFiles(store, msgspec.convert(run.config, RunConfig), tmp_path / "files")
+        async with locked(postgresql_store, "rollouts"):
+            writing = asyncio.create_task(files.write(rollout.id))
+            await until_read(postgresql_store, "rollouts", [])
+        await writing
+
+    assert enqueue(tmp_path, postgresql_store, "--engine", "detached", samples=1).returncode == 0
+    with Store.open(postgresql_store) as store:
+        asyncio.run(write(store))

@@ -24,6 +24,7 @@ from understudy.export.formats import hf
 from understudy.export.formats.hf import spans
 from understudy.grade import reports
 from understudy.run.config import RunConfig
+from understudy.run.reading import read_stored
 from understudy.store import Store
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.tree import Node, build
@@ -87,13 +88,15 @@ class RolloutFiles:
         self._crashed: set[str] = set()
         self._checked: dict[str, _CheckedRollout] = {}
         """By id, rollouts that need not be read again: from a distant database, that takes several round trips."""
+        self._tasks: dict[str, Task] = {}
         self._failures: dict[str, str] = {}
         self._save: Callable[[Iterable[dict[str, Any]], Path], None] | None = None
 
     async def write(self, rollout_id: str) -> None:
         """Write the files of a rollout that has just ended. Raises StoreError."""
         async with self._one_at_a_time:
-            await asyncio.to_thread(self._write_rollout, self._store.runs.rollout(rollout_id), rewrite=True)
+            rollout = await read_stored(self._store.runs.rollout, rollout_id)
+            await asyncio.to_thread(self._write_rollout, rollout, rewrite=True)
 
     async def catch_up(self) -> None:
         """Write missing files of rollouts that have ended. Raises StoreError."""
@@ -154,7 +157,7 @@ class RolloutFiles:
             attempt = graded.attempt if graded else self._store.runs.attempts(rollout.id)[-1]
             outcome = None
             if rewrite or not self._is_complete(label, attempt.id):
-                task = self._store.runs.task(rollout.run_id, rollout.task_id)
+                task = self._task_of(rollout)
                 if graded:
                     patch = self._store.runs.patch(attempt.id)
                     outcome = _outcome(graded, patch)
@@ -171,6 +174,12 @@ class RolloutFiles:
             self._failures[rollout.id] = f"{type(error).__name__}: {error}"
             _log.warning("the files of rollout %s cannot be written: %s", rollout.id, error)
             _log.debug("what went wrong", exc_info=error)
+
+    def _task_of(self, rollout: Rollout) -> Task:
+        """Return the task of a rollout, which is read once for all samples."""
+        if (task := self._tasks.get(rollout.task_id)) is None:
+            task = self._tasks[rollout.task_id] = self._store.runs.task(rollout.run_id, rollout.task_id)
+        return task
 
     def _remember(self, note: RolloutNote) -> None:
         """Remember what `notes` counts."""
