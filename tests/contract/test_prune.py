@@ -189,7 +189,9 @@ def test_the_cache_loses_what_nobody_used_unless_sandboxes_are_open(tmp_path: Pa
     assert not old.exists() and not model.exists() and new.is_dir() and other.is_dir()
     assert not list(cache.glob(".removing-*"))
     uses = json.loads(understudy("du", tmp_path, "--json", env={**os.environ, **environment}).stdout)["uses"]
-    assert {each["what"]: each["unused"] for each in uses} == {"cache: trees of tasks": 0}
+    # Where Docker runs, another test may have prepared images meanwhile.
+    of_cache = {each["what"]: each["unused"] for each in uses if each["what"].startswith("cache: ")}
+    assert of_cache == {"cache: trees of tasks": 0}
 
 
 def test_what_of_the_cache_is_made_or_used_meanwhile_stays(
