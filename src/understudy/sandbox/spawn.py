@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 _READ_BYTES = 1 << 18
-_IN_DIRECTORY = 'cd -- "$0" && exec env -i "$@"'  # a shell adds variables, which env removes again
 
 
 class SpawnedProcess:
@@ -99,6 +98,10 @@ class SpawnedProcess:
             self._protocol.connection_lost(None)
 
 
+def _system_program(name: str) -> str:
+    return shutil.which(name, path=os.defpath) or f"/usr/bin/{name}"
+
+
 def spawn(
     argv: Sequence[str],
     protocol: asyncio.SubprocessProtocol,
@@ -123,9 +126,10 @@ def spawn(
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
         if not os.access(place, os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
-        variables = [f"{name}={value}" for name, value in env.items()]
-        command = ["/bin/sh", "-c", _IN_DIRECTORY, cwd, *variables, program, *command[1:]]
-        program, env = "/bin/sh", {"PATH": os.defpath}
+        # A shell would change variables. `env` takes a name with = for one, which `nice` does not.
+        unchanged = (_system_program("nice"), "-n", "0") if "=" in program else ()
+        command = ["env", "-C", cwd, *unchanged, program, *command[1:]]
+        program = _system_program("env")
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         reads: dict[int, int] = {}
         actions: list[tuple[int, ...]] = []

@@ -141,6 +141,28 @@ def test_a_child_that_waits_for_its_stdin_ends_when_that_is_closed(
     runner(main())
 
 
+@pytest.mark.parametrize("name", ["program", "name=value"])
+async def test_in_a_directory_a_program_gets_its_variables_and_none_is_among_its_arguments(
+    tmp_path: Path, name: str
+) -> None:
+    program = tmp_path / name
+    program.write_text("#!/bin/sh\ncat /proc/$$/environ /proc/$$/cmdline\nread line\n")
+    program.chmod(0o755)
+    env = {"PATH": "/usr/bin:/bin", "KEY": "sk-secret", "ODD-NAME": "x y"}
+    child = spawn([f"./{name}", "a b"], watch := Ended(), stdin=None, env=env, cwd=str(tmp_path))
+    await until(lambda: watch.output[1].endswith(b"a b\0"))
+    arguments = Path(f"/proc/{child.pid}/cmdline").read_bytes()
+    child.close_stdin()
+    await watch.closed.wait()
+    child.close()
+    shown = {each for each in watch.output[1].decode().split("\0") if "=" in each and each != f"./{name}"}
+    # /bin/sh, which runs the script, may add its own.
+    assert {each for each in shown if each.partition("=")[0] not in ("PWD", "OLDPWD", "SHLVL", "_")} == {
+        f"{key}={value}" for key, value in env.items()
+    }
+    assert b"secret" not in arguments and b"a b" in arguments
+
+
 @pytest.mark.parametrize(
     ("argv", "cwd", "error"),
     [
