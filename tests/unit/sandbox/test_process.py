@@ -151,7 +151,7 @@ async def test_in_a_directory_a_program_gets_its_variables_and_none_is_among_its
     env = {"PATH": "/usr/bin:/bin", "KEY": "sk-secret", "ODD-NAME": "x y"}
     child = spawn([f"./{name}", "a b"], watch := Ended(), stdin=None, env=env, cwd=str(tmp_path))
     await until(lambda: watch.output[1].endswith(b"a b\0"))
-    arguments = Path(f"/proc/{child.pid}/cmdline").read_bytes()
+    arguments = Path(f"/proc/{child.pid}/cmdline").read_bytes()  # noqa: ASYNC240
     child.close_stdin()
     await watch.closed.wait()
     child.close()
