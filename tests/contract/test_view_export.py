@@ -201,7 +201,7 @@ def test_what_cannot_be_exported_is_refused_in_words(tmp_path: Path):
     put_sessions(logs := tmp_path / "logs", [session("s0")])
     file = tmp_path / "file.html"
     for arguments, message in (
-        ((), "expected the directory of a run or a loop"),
+        ((), "expected a run or a loop to write into this file, got none"),
         ((tmp_path / "none",), "is not a directory"),
         ((tmp_path,), "is no store; expected the directory of a run or a loop"),
         ((logs,), "a store of kind `sessions`"),

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from understudy.checks.input_changes import InputChanges
 from understudy.errors import SandboxError, SandboxLost
 from understudy.sandbox.base import Completed, Sandbox
 from understudy.types import Evidence, PytestChecks, SuiteChecks, TestOutcome, Verdict
@@ -45,12 +46,11 @@ class TwinTest(Struct, frozen=True):
 class OtherInputs(Struct, frozen=True):
     """Other inputs for the deciding tests, and what the gold patch answers (see `understudy.checks.twin_inputs`).
 
-    `changes` are the parts of literals by those that they replace. `tests` has the sites whose answers differ from
-    those to the tests' own inputs; `bits` is the binary logarithm of the number of guesses at those of
-    `fail_to_pass`.
+    `tests` has the sites whose answers differ from those to the tests' own inputs, and those that expect an
+    exception; `bits` is the binary logarithm of the number of guesses at the former in `fail_to_pass`.
     """
 
-    changes: dict[str, str]
+    changes: InputChanges
     tests: dict[str, TwinTest]
     bits: float
 

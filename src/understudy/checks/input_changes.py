@@ -3,8 +3,9 @@
 Whatever depends on an input then has another value, which only code that computes it can know (see `twin_inputs`).
 Equal numbers and words are changed alike in all hidden files, since a test often looks up what it wrote before. A
 number stays in its range, such as months, minutes or years of this century, and the order of numbers of one range
-stays. Words that the tested code or the test itself uses as a name, or has in a text, keep their meaning only if
-they stay, so they do. Nothing here runs code.
+stays; digits above 7 come only where there are some. A word keeps its ending, by which code may treat it. Words
+that the tested code or the test itself uses as a name, or has in a text, keep their meaning only if they stay, so
+they do. Nothing here runs code.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import random
 import re
 import string
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
 
 from understudy.checks.twin_exposure import READERS
+from understudy.checks.twin_literals import is_literal
 from understudy.checks.twin_names import name_of
 from understudy.util.python_syntax import parse_module
 
@@ -25,6 +29,8 @@ _WORD = re.compile(r"[A-Za-z]{3,}")
 _STEPS = (2, 13, 29, 32, 60, 100, 256, 1000, 1900, 2100)
 """Where the ranges of numbers begin: months, days, minutes, two digits, a byte, three digits, years."""
 _MOST_DIGITS = 18
+_SHORT_WORD, _FEW_LETTERS = 4, 4
+_SHORTENED = 3  # lists of fewer elements are pairs and the like
 _MOST_TRIED = 10_000  # of a larger range, hardly a number is drawn that is there already
 _BY_NAME = READERS | {
     "getattr", "setattr", "hasattr", "delattr", "delitem", "setitem", "setenv", "patch", "import_module",
@@ -34,6 +40,15 @@ _BY_NAME = READERS | {
 _TOLERANCES = frozenset(
     {"rel", "abs", "rel_tol", "abs_tol", "rtol", "atol", "places", "delta", "encoding", "mode"}
 )
+
+
+class InputChanges(Struct, frozen=True):
+    """Other tokens (numbers and lower-case words) by those that they replace. With a `seed` lists get shorter by
+    one element, which it chooses.
+    """
+
+    tokens: dict[str, str]
+    seed: int = 0
 
 
 def tokens_of(text: str) -> frozenset[str]:
@@ -68,35 +83,69 @@ def words_of_code(sources: Iterable[str]) -> frozenset[str]:
     return frozenset(words)
 
 
-def draw_changes(tokens: Iterable[str], fixed: frozenset[str], choice: random.Random) -> dict[str, str]:
+def draw_tokens(tokens: Iterable[str], fixed: frozenset[str], choice: random.Random) -> dict[str, str]:
     """Return other tokens by the tokens that they replace; words in `fixed` stay, and the numbers 0 and 1."""
     changes: dict[str, str] = {}
     numbers: dict[tuple[int, int], dict[int, list[str]]] = {}
     for token in sorted(tokens):
         if not token.isdigit():
             if token not in fixed:
-                changes[token] = "".join(choice.choice(string.ascii_lowercase) for _ in token)
+                changes[token] = _other_word(token, choice)
         elif len(token) <= _MOST_DIGITS and (span := _span(int(token))):
             numbers.setdefault(span, {}).setdefault(int(token), []).append(token)
     for (begin, end), old in numbers.items():
-        free = [number for number in range(begin, min(end, begin + _MOST_TRIED)) if number not in old]
-        pool = free if end - begin <= _MOST_TRIED and len(free) >= len(old) else range(begin, end)
+        most = max(max(token) for of_number in old.values() for token in of_number)
+        usual = range(begin, min(end, begin + _MOST_TRIED)) if most > "7" else _octal(begin, end, most)
+        free = [number for number in usual if number not in old]
+        small = end - begin <= _MOST_TRIED or most <= "7"
+        pool = free if small and len(free) >= len(old) else range(begin, end)
         others = sorted(choice.sample(pool, min(len(old), len(pool))))
         for number, other in zip(sorted(old), others, strict=False):
             changes |= {token: str(other).zfill(len(token)) for token in old[number]}
     return {token: other for token, other in changes.items() if token != other}
 
 
-def change_inputs(tree: ast.Module, changes: Mapping[str, str]) -> None:
-    """Replace tokens in the literals of a test file's tree, in place."""
+def _other_word(word: str, choice: random.Random) -> str:
+    """Return a word of another length, with the same ending, and of the same letters if these are few."""
+    ending = 2 if len(word) > _SHORT_WORD else 0
+    few = len(set(word)) <= _FEW_LETTERS < len(word)
+    letters = sorted(set(word)) if few else string.ascii_lowercase
+    length = max(len(word) + choice.choice((-1, 1, 2)), ending + 2)
+    return "".join(choice.choice(letters) for _ in range(length - ending)) + word[len(word) - ending :]
+
+
+def _octal(begin: int, end: int, most: str) -> list[int]:
+    """Return the numbers of a range that have no digit above `most`, not all if they are many."""
+    base = int(most) + 1
+    width = len(str(begin))
+    if base == 1 or width != len(str(end - 1)):
+        return [number for number in range(begin, min(end, begin + _MOST_TRIED)) if max(str(number)) <= most]
+    numbers: list[int] = []
+    step = max(base**width // _MOST_TRIED, 1) | 1
+    for number in range(0, base**width, step):
+        digits, rest = "", number
+        for _ in range(width):
+            rest, digit = divmod(rest, base)
+            digits = f"{digit}{digits}"
+        if begin <= int(digits) < end:
+            numbers.append(int(digits))
+    return numbers
+
+
+def change_inputs(tree: ast.Module, changes: InputChanges) -> None:
+    """Replace tokens in the literals of a test file's tree, and shorten its lists, in place."""
 
     def change(token: str) -> str:
-        other = changes.get(token.lower(), token)
-        if token.isdigit() or len(other) != len(token):
+        other = changes.tokens.get(token.lower(), token)
+        if token.isdigit():
             return other
-        return "".join(new.upper() if old.isupper() else new for old, new in zip(token, other, strict=True))
+        if token.isupper():
+            return other.upper()
+        return other[0].upper() + other[1:] if token[0].isupper() else other
 
     _Changer(change).visit(tree)
+    if changes.seed:
+        _Shortener(random.Random(changes.seed)).visit(tree)
 
 
 def _span(number: int) -> tuple[int, int] | None:
@@ -130,6 +179,27 @@ def _names(tree: ast.AST, *, texts: bool) -> frozenset[str]:
             case _:
                 pass
     return frozenset(word.lower() for name in names for word in _WORD.findall(name))
+
+
+class _Shortener(ast.NodeTransformer):
+    """Removes one element of each list of literals that is no row of a table, and no table of parameters."""
+
+    def __init__(self, choice: random.Random) -> None:
+        self._choice = choice
+
+    def visit_List(self, node: ast.List) -> ast.List:
+        for each in node.elts:
+            if not isinstance(each, ast.List | ast.Tuple):
+                self.visit(each)
+        if len(node.elts) >= _SHORTENED and all(map(is_literal, node.elts)):
+            del node.elts[self._choice.randrange(len(node.elts))]
+        return node
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.Tuple:
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        return node if name_of(node) in ("parametrize", *_BY_NAME) else self.generic_visit(node)
 
 
 class _Changer(ast.NodeTransformer):

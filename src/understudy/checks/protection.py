@@ -12,7 +12,7 @@ from understudy.checks.twin_inputs import InputAgreement, full_agreement
 from understudy.checks.twin_run import ENOUGH_BITS
 from understudy.types import Protection, PytestChecks, ScriptChecks, Task
 
-_TOO_FEW_AGREE, _ENOUGH_AGREE = 0.5, 0.9  # shares of the answers to other inputs
+_ENOUGH_AGREE = 0.9  # the share of the answers to other inputs from which they count
 
 NOT_VALIDATED = "the task was not validated as it is graded here"
 """The beginning of the reason why a task's tests have no twins, if validation would make some."""
@@ -38,8 +38,9 @@ def protection_of(
     if agreement is None:
         agreement = full_agreement(deciding_tests(task, options), options)
     protection, reason = _protection_by_twins(task, options, agreement)
-    if agreement.share < _TOO_FEW_AGREE and protection == "twins":
-        reason = f"to other inputs it gives {agreement.share:.0%} of the answers that the gold patch gives"
+    if protection == "twins" and (low := agreement.contradicted):
+        example = min(low, key=lambda node: (low[node], node))
+        reason = f"to other inputs it gives {low[example]:.0%} of the answers of the gold patch in {example}"
         protection = "partial"
     if weak and protection == "twins":
         example = min(weak)

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from understudy.checks.base import GradingOptions, OtherInputs, TwinTest
-from understudy.checks.input_changes import draw_changes, tokens_of, words_of_code
+from understudy.checks.input_changes import InputChanges, draw_tokens, tokens_of, words_of_code
 from understudy.checks.twin_clues import Clues
 from understudy.checks.twin_ids import DecidingTests
 from understudy.checks.twin_judge import Observation, holds, without_rest
@@ -38,7 +38,7 @@ from understudy.checks.twin_sites import TwinSite
 
 _MOST_ANSWER, _MOST_ANSWERS = 20_000, 2 << 20  # characters of one answer, and of all: validations are stored
 _GOLD_RUNS = 2
-_CONFIRMED = 0.9  # share of the answers to a test's other inputs that confirms it
+_CONFIRMED, _CONTRADICTED = 0.9, 0.5  # shares of the answers to a test's other inputs
 
 
 _Answers = dict[str, dict[int, tuple[TwinSite, list[Observation]]]]
@@ -60,12 +60,14 @@ class InputAgreement(Struct, frozen=True):
 
     `answers` is the number of different answers that the tests to fix get from the gold patch, and `share` the
     mean share of their places where the patch gives them: 1 if it gives them wherever the gold patch does, and
-    half if it always gives one of two. `confirmed` are the nodes of all deciding tests with a high share.
+    half if it always gives one of two. `confirmed` are the nodes of all deciding tests with a high share,
+    `contradicted` those of tests to fix with a low one, with it.
     """
 
     answers: int = 0
     share: float = 1.0
     confirmed: frozenset[str] = frozenset()
+    contradicted: dict[str, float] = {}
 
 
 def full_agreement(tests: DecidingTests, options: GradingOptions) -> InputAgreement:
@@ -105,8 +107,13 @@ def judge_inputs(tests: DecidingTests, options: GradingOptions, runs: Sequence[V
                 by_node.setdefault(node, {}).setdefault(text, []).append(agrees)
                 if node in to_fix:
                     by_answer.setdefault(text, []).append(agrees)
-    confirmed = frozenset(node for node, answers in by_node.items() if _share(answers) >= _CONFIRMED)
-    return InputAgreement(len(by_answer), _share(by_answer), confirmed)
+    shares = {node: _share(answers) for node, answers in by_node.items()}
+    return InputAgreement(
+        len(by_answer),
+        _share(by_answer),
+        frozenset(node for node, share in shares.items() if share >= _CONFIRMED),
+        {node: share for node, share in shares.items() if node in to_fix and share < _CONTRADICTED},
+    )
 
 
 def _share(answers: Mapping[str, Sequence[bool]]) -> float:
@@ -122,23 +129,17 @@ async def learn_inputs(
 ) -> GradingOptions:
     """Return the options with other inputs for a task's deciding tests, as far as there are any.
 
-    First only numbers are changed, then words too, which more often yields what the gold patch does not accept.
-    The second is used if it covers more tests. `named` is the run with the gold patch and the tests' own values.
+    First only numbers are changed, then words and the lengths of lists too, which more often yields what the gold
+    patch does not accept. `named` is the run with the gold patch and the tests' own values.
     """
     if not any(node in options.twins for node in tests.fail_to_pass):
         return options
     tokens, fixed = await asyncio.to_thread(_tokens, tests, references.code)
     choice = random.Random(secrets.randbits(64))
-    numbers = draw_changes(filter(str.isdigit, tokens), fixed, choice)
-    used = [each for each in [await _learn(tests, options, named, data, references, numbers)] if each.tests]
-    if not used or used[0].bits < ENOUGH_BITS or options.twins.keys() - used[0].tests.keys():
-        both = draw_changes(tokens, fixed, choice)
-        if both.keys() - numbers.keys():
-            other = await _learn(tests, options, named, data, references, both)
-            covered = {node for each in used for node in each.tests}
-            bits = max((each.bits for each in used), default=0.0)
-            used += [other] if other.tests.keys() - covered or other.bits > bits else []
-    return replace(options, twin_inputs=tuple(used))
+    numbers = InputChanges(draw_tokens(filter(str.isdigit, tokens), fixed, choice))
+    both = InputChanges(draw_tokens(tokens, fixed, choice), secrets.randbits(32) | 1)
+    learned = [await _learn(tests, options, named, data, references, each) for each in (numbers, both)]
+    return replace(options, twin_inputs=tuple(each for each in learned if each.tests))
 
 
 async def _learn(
@@ -147,7 +148,7 @@ async def _learn(
     named: VersionRun,
     data: Mapping[str, bytes],
     references: References,
-    changes: Mapping[str, str],
+    changes: InputChanges,
 ) -> OtherInputs:
     """Return other inputs with these changes, without tests if the gold patch's answers to them show nothing.
 
@@ -161,8 +162,8 @@ async def _learn(
         answers = await asyncio.to_thread(_answers, tests, options, runs)
         return answers if answers.keys() & useful else {}
 
-    nothing = OtherInputs({}, {}, 0.0)
-    if not changes:
+    nothing = OtherInputs(changes, {}, 0.0)
+    if not changes.tokens:
         return nothing
     version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, inputs=changes)
     gold, effortless = tuple(await references.solution(version)), tuple[VersionRun, ...]()
@@ -174,14 +175,19 @@ async def _learn(
         return nothing
     answers = await read(_InputRuns(named, gold, effortless))
     clues = Clues(await asyncio.to_thread(readable_values, version, data), references.texts, references.sources)
-    to_fix = [answer for node in tests.fail_to_pass for answer in answers.get(node, {}).values()]
+    to_fix = [
+        (site, seen)
+        for node in tests.fail_to_pass
+        for site, seen in answers.get(node, {}).values()
+        if site.operation != "raises"
+    ]
     names = names_in_version(named, gold[0])
     kept = {
         node: TwinTest(names[node], {number: json.dumps(seen) for number, (_, seen) in each.items()})
         for node, each in answers.items()
     }
     bits = secret_bits(((site, without_rest(seen)) for site, seen in to_fix), clues)
-    return OtherInputs(dict(changes), kept, round(bits, 1))
+    return OtherInputs(changes, kept, round(bits, 1))
 
 
 def _tokens(tests: DecidingTests, code: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
@@ -199,6 +205,7 @@ def _tokens(tests: DecidingTests, code: Iterable[str]) -> tuple[frozenset[str], 
 def _answers(tests: DecidingTests, options: GradingOptions, runs: _InputRuns) -> _Answers:
     """Return the answers of the gold patch that say something, by node and site: the same in all its runs, others
     than to the tests' own inputs, and in the tests to fix others than those of code that computes nothing new.
+    An exception counts where the test expects one.
     """
     names = names_in_version(runs.named, runs.gold[0])
     answers: _Answers = {}
@@ -211,7 +218,8 @@ def _answers(tests: DecidingTests, options: GradingOptions, runs: _InputRuns) ->
             if site is None or number not in twin.gold:
                 continue
             others = [run.seen.get(name, {}).get(number, []) for run in effortless]
-            others.append(json.loads(twin.gold[number]))
+            if site.operation != "raises":
+                others.append(json.loads(twin.gold[number]))
             if any(holds(site, gold, each) for each in others) or not all(
                 holds(site, gold, run.seen.get(name, {}).get(number, [])) for run in runs.gold
             ):
@@ -233,6 +241,8 @@ def _compared(site: TwinSite, gold: Sequence[Observation]) -> TwinSite | None:
         return site
     if site.operation == "compare" and site.operator == "is" and kinds == {"value"}:
         return replace(site, operation="equal")
+    if site.operation == "raises" and kinds == {"kind"}:
+        return replace(site, operator="")
     if site.operation == "truth" and kinds == {"truth"} and len({bool(each[1]) for each in gold}) == 1:
         return replace(site, want=bool(gold[0][1]))
     return None

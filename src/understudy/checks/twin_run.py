@@ -14,12 +14,12 @@ import posixpath
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from msgspec import Struct
 
 from understudy.checks import twin_driver, twin_encoding
 from understudy.checks.base import GradingOptions, check_not_killed, output_tail, read_result_file
+from understudy.checks.input_changes import InputChanges
 from understudy.checks.pytest_checks import PLUGIN_MOUNT, deciding_files, parse_outcomes
 from understudy.checks.twin_exposure import ReadableValues
 from understudy.checks.twin_ids import DecidingTests, function_of, names_of_tests
@@ -106,7 +106,7 @@ def write_versions(
     *,
     cut: bool = True,
     emptied: frozenset[str] = frozenset(),
-    inputs: Mapping[str, str] = MappingProxyType({}),
+    inputs: InputChanges | None = None,
 ) -> WrittenVersion:
     """Return a version of the hidden files; files that are not valid Python are left as they are."""
     files = dict(tests.files)

@@ -18,14 +18,13 @@ from __future__ import annotations
 import ast
 import builtins
 import random
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from understudy.checks.input_changes import change_inputs
+from understudy.checks.input_changes import InputChanges, change_inputs
 from understudy.checks.twin_assertions import (
     CALLED,
     COMPARISONS,
@@ -88,19 +87,20 @@ def write_version(
     emptied: frozenset[str] = frozenset(),
     changed: Callable[[int], bool] = lambda _: False,
     seed: int = 0,
-    inputs: Mapping[str, str] = MappingProxyType({}),
+    inputs: InputChanges | None = None,
 ) -> TwinVersion:
     """Return a version of a test file, with sites numbered from `first`, the same in all versions of the file.
 
     Sites in `plain` are evaluated in the process, because their observations cannot be sent. Without `cut`, unused
     values and the ids of parametrised tests stay. With `neutral`, tests are renamed; those in `emptied` do
     nothing. Sites for which `changed` returns True get another expectation, chosen by `seed`, if their expectation
-    is in the process and has a literal. `inputs` replaces parts of literals (see `input_changes`). Raises
+    is in the process and has a literal. `inputs` changes literals (see `input_changes`). Raises
     ValueError when the file cannot be parsed.
     """
     try:
         tree = parse_module(text)
-        change_inputs(tree, inputs)
+        if inputs is not None:
+            change_inputs(tree, inputs)
         unpack_rows(tree)
         number_comparisons(tree)
         number_operands(tree)

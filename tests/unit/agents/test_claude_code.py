@@ -14,7 +14,7 @@ from understudy.agents.claude_code import (
     _outcome_of,
     _require_started,
     _require_tools,
-    _session_logs,
+    session_logs,
 )
 from understudy.errors import AgentError, ConfigError
 from understudy.sandbox.base import Completed, Mount, SandboxSpec
@@ -73,7 +73,7 @@ async def test_an_agent_that_ruins_its_log_loses_only_that(tmp_path: Path, ruin:
     try:
         await sandbox.write(f"projects/tree/{SESSION}.jsonl", b"1\n")
         await sandbox.run(["sh", "-c", ruin, SESSION], timeout_s=5)
-        assert await _session_logs(sandbox, f"{sandbox.workdir}/projects", session_id) == {}
+        assert await session_logs(sandbox, f"{sandbox.workdir}/projects", session_id) == {}
     finally:
         await sandbox.close()
 
@@ -86,7 +86,7 @@ async def test_the_logs_of_subagents_are_kept_by_any_name(tmp_path: Path):
         await sandbox.write(f"projects/tree/{SESSION}.jsonl", b"2\n")
         subagent = f"mkdir projects/tree/{SESSION} && echo 1 > projects/tree/{SESSION}/caf$(printf '\\351')"
         await sandbox.run(["sh", "-c", subagent], timeout_s=5)
-        logs = await _session_logs(sandbox, f"{sandbox.workdir}/projects", SESSION)
+        logs = await session_logs(sandbox, f"{sandbox.workdir}/projects", SESSION)
         assert logs == {f"session/{SESSION}.jsonl": b"2\n", f"session/{SESSION}/caf?": b"1\n"}
     finally:
         await sandbox.close()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.checks.input_changes import change_inputs, draw_changes, tokens_of, words_of_code
+from understudy.checks.input_changes import InputChanges, change_inputs, draw_tokens, tokens_of, words_of_code
 
 CODE = 'UNITS = {"MiB": 1 << 20}\n\ndef size(text):\n    """Parse gigabytes."""\n    return text\n'
 TESTS = '''\
@@ -25,9 +25,9 @@ def test_size(text, other, monkeypatch):
 '''
 
 
-def changed(text: str, changes: dict[str, str]) -> str:
+def changed(text: str, changes: dict[str, str], seed: int = 0) -> str:
     tree = ast.parse(text)
-    change_inputs(tree, changes)
+    change_inputs(tree, InputChanges(changes, seed))
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
@@ -66,7 +66,7 @@ def test_without_changes_a_file_stays_as_it_is() -> None:
 
 
 def test_words_that_the_code_knows_stay() -> None:
-    changes = draw_changes(tokens_of(TESTS), words_of_code([CODE]), random.Random(1))
+    changes = draw_tokens(tokens_of(TESTS), words_of_code([CODE]), random.Random(1))
     assert "mib" not in changes
     assert changes["kim"] != "kim"
     assert {"0", "1"}.isdisjoint(changes)
@@ -80,7 +80,7 @@ def test_a_file_that_is_not_python_is_refused() -> None:
 @given(st.sets(st.integers(0, 10**19)), st.integers())
 def test_numbers_stay_in_their_range_and_order(numbers: set[int], seed: int) -> None:
     tokens = {str(number) for number in numbers}
-    changes = draw_changes(tokens, frozenset(), random.Random(seed))
+    changes = draw_tokens(tokens, frozenset(), random.Random(seed))
     assert all(len(other) == len(token) or {len(other), len(token)} == {1, 2} for token, other in changes.items())
     for begin, end in ((0, 2), (2, 13), (13, 29), (29, 32), (32, 60), (60, 100), (1900, 2100)):
         old = sorted(number for number in numbers if begin <= number < end)
@@ -90,6 +90,29 @@ def test_numbers_stay_in_their_range_and_order(numbers: set[int], seed: int) -> 
 
 
 def test_leading_zeros_stay() -> None:
-    changes = draw_changes({"007", "7", "00"}, frozenset(), random.Random(3))
+    changes = draw_tokens({"007", "7", "00"}, frozenset(), random.Random(3))
     assert changes.keys() <= {"007", "7"}
     assert all(other.zfill(3) == changes.get("007") for token, other in changes.items() if token == "7")
+
+
+def test_lists_get_shorter_but_rows_and_parameters_do_not() -> None:
+    text = '@parametrize("x", [[1, 2, 3], 4, 5])\ndef test_it(x):\n    '
+    text += "assert f([6, 7, 8], [x, 9, 0], ([1, 2, 3], 4), [1, 2])"
+    lines = {changed(text, {}, seed) for seed in range(1, 20)}
+    begin, end = text.split("[6, 7, 8]")
+    assert lines == {f"{begin.replace(chr(34), chr(39))}{short}{end}" for short in ("[6, 7]", "[6, 8]", "[7, 8]")}
+
+
+@given(st.integers())
+def test_words_keep_their_ending_and_their_letters_if_these_are_few(seed: int) -> None:
+    changes = draw_tokens({"butterfly", "acgtacgt", "kim"}, frozenset(), random.Random(seed))
+    assert changes["butterfly"].endswith("ly")
+    assert set(changes.get("acgtacgt", "acgt")) <= set("acgt")
+    assert all(len(other) != len(token) and other.isalpha() for token, other in changes.items())
+
+
+@given(st.integers())
+def test_digits_above_seven_come_only_where_there_are_some(seed: int) -> None:
+    changes = draw_tokens({"644", "1011", "75321", "1234567"}, frozenset(), random.Random(seed))
+    assert all(max(other) <= max(token) and len(other) == len(token) for token, other in changes.items())
+    assert changes.keys() >= {"644", "75321", "1234567"}

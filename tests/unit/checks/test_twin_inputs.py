@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.checks.base import GradingOptions, OtherInputs, TwinTest
+from understudy.checks.input_changes import InputChanges
 from understudy.checks.protection import protection_of
 from understudy.checks.twin_ids import DecidingTests
 from understudy.checks.twin_inputs import (
@@ -47,7 +48,7 @@ def answers(by_node: dict[str, dict[int, int]], bits: float = 20.0) -> OtherInpu
         node: TwinTest(node, {number: json.dumps(values(answer)) for number, answer in each.items()})
         for node, each in by_node.items()
     }
-    return OtherInputs({"25": "17"}, tests, bits)
+    return OtherInputs(InputChanges({"25": "17"}), tests, bits)
 
 
 def test_each_answer_counts_as_much_as_another() -> None:
@@ -60,7 +61,7 @@ def test_each_answer_counts_as_much_as_another() -> None:
 
 def test_a_version_that_did_not_run_agrees_nowhere() -> None:
     options = GradingOptions(twin_inputs=(answers({SHIFT: {0: 7}}),))
-    assert judge_inputs(TESTS, options, []) == InputAgreement(1, 0.0)
+    assert judge_inputs(TESTS, options, []) == InputAgreement(1, 0.0, frozenset(), {SHIFT: 0.0})
     assert judge_inputs(TESTS, GradingOptions(), []) == InputAgreement()
 
 
@@ -70,7 +71,12 @@ def test_a_version_that_did_not_run_agrees_nowhere() -> None:
         ({"twin_bits": 3.0}, 1.0, "twins", ""),
         ({"twin_bits": 3.0}, 0.8, "partial", "right once in 8 times"),
         ({"twin_bits": 20.0}, 0.6, "twins", ""),
-        ({"twin_bits": 20.0}, 0.4, "partial", "to other inputs it gives 40% of the answers that the gold patch"),
+        (
+            {"twin_bits": 20.0},
+            0.4,
+            "partial",
+            f"to other inputs it gives 40% of the answers of the gold patch in {SHIFT}",
+        ),
         ({"twin_bits": 20.0, "partial_twins": (SHIFT,)}, 1.0, "twins", ""),
         ({"twin_bits": 20.0, "partial_twins": (SAME,)}, 1.0, "partial", f"as {SAME}"),
     ],
@@ -81,7 +87,9 @@ def test_answers_to_other_inputs_raise_and_lower_the_protection(
     twins = dict.fromkeys((SHIFT, SAME), TwinTest("", {0: "[]"}))
     of_task = GradingOptions(twins=twins, twin_all_bits=20.0, twin_inputs=(answers({SHIFT: {0: 7}}),), **options)
     confirmed = frozenset({SHIFT}) if agreement >= 0.9 else frozenset[str]()
-    protection, why = protection_of(calc_task(), of_task, agreement=InputAgreement(4, agreement, confirmed))
+    contradicted = {SHIFT: agreement} if agreement < 0.5 else dict[str, float]()
+    of_patch = InputAgreement(4, agreement, confirmed, contradicted)
+    protection, why = protection_of(calc_task(), of_task, agreement=of_patch)
     assert (protection, reason in why) == (level, True), why
 
 
@@ -109,7 +117,7 @@ async def learned(
     with_inputs = await learn_inputs(tests, own, named, {}, References(solution, without))
     for version in input_versions(tests, with_inputs):
         assert version.files != write_versions(tests, own, lambda _: False).files
-    return next(iter(with_inputs.twin_inputs), OtherInputs({}, {}, 0.0))
+    return next(iter(with_inputs.twin_inputs), OtherInputs(InputChanges({}), {}, 0.0))
 
 
 async def test_answers_of_other_tests_count_where_they_change_something() -> None:
@@ -128,6 +136,25 @@ async def test_answers_count_that_only_a_computation_gives() -> None:
     assert not (await learned(values(26), values(26), values(0))).tests, "it does not depend on the input"
 
 
-async def test_what_was_raised_is_no_answer() -> None:
-    raised: list[Observation] = [["warnings"]]
-    assert not (await learned(raised, raised, values(0))).tests
+async def test_what_cannot_be_compared_is_no_answer() -> None:
+    unreadable: list[Observation] = [["warnings"]]
+    assert not (await learned(unreadable, unreadable, values(0))).tests
+
+
+def test_a_test_whose_exception_does_not_come_is_contradicted_whatever_others_show() -> None:
+    raised = json.dumps([["kind", ["ValueError", "Exception", "BaseException", "object"], "invalid port 81234"]])
+    right = {number: json.dumps(values(number)) for number in range(9)}
+    tests = {SAME: TwinTest(SAME, right), SHIFT: TwinTest(SHIFT, {9: raised})}
+    options = GradingOptions(twin_inputs=(OtherInputs(InputChanges({"25": "17"}), tests, 20.0),))
+    sites = {number: TwinSite("equal") for number in range(9)} | {
+        9: TwinSite("raises", "['ValueError']", "'port'")
+    }
+    both = replace(TESTS, fail_to_pass=(SHIFT, SAME))
+    for observed, contradicted in (
+        (["kind", [], ""], {SHIFT: 0.0}),
+        (["kind", ["KeyError", "LookupError", "Exception", "BaseException", "object"], "x"], {SHIFT: 0.0}),
+        (["kind", ["ValueError", "Exception", "BaseException", "object"], "bad"], {}),
+    ):
+        seen = {SAME: {number: values(number) for number in range(9)}, SHIFT: {9: [observed]}}
+        run = VersionRun(sites, dict.fromkeys((SHIFT, SAME), "passed"), seen, 0, False, "")
+        assert judge_inputs(both, options, [run]).contradicted == contradicted, observed

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from understudy.checks.base import GradingOptions, OtherInputs, TwinTest
+from understudy.checks.input_changes import InputChanges
 from understudy.checks.twin_ids import DecidingTests
 from understudy.checks.twin_inputs import input_versions
 from understudy.checks.twin_run import write_versions
@@ -101,7 +102,7 @@ def test_templates_are_read_again_and_made_anew_when_they_cannot_be(tmp_path: Pa
 
 
 def test_versions_with_other_inputs_are_among_the_templates(tmp_path: Path) -> None:
-    other = [options_of(twin_inputs=(OtherInputs({"9": each}, {}, 1.0),)) for each in ("7", "8")]
+    other = [options_of(twin_inputs=(OtherInputs(InputChanges({"9": each}), {}, 1.0),)) for each in ("7", "8")]
     for number, options in enumerate(other, 1):
         templates = load_templates(TESTS, options, tmp_path, "1")
         assert list(templates.inputs) == input_versions(TESTS, options)
