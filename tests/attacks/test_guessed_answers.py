@@ -189,10 +189,12 @@ async def test_expectations_that_a_guess_meets_are_not_called_protected(
     )
     ready = prepare(Task("core", "example/core", "write it", Files(tree), checks, solution), tmp_path, sandboxes)
     prepared = await validate(ready, sandboxes=sandboxes, environment=environment, cache=tmp_path)
-    level, reason = protection_of(prepared.task, prepared.options)
-    assert level == case.level, (reason, prepared.options.twin_bits)
     verdict = await grade(prepared, guess.encode(), sandboxes=sandboxes, environment=environment)
-    assert verdict.reward == (0.0 if level == "twins" else 1.0), verdict.reason
+    if case.level == "twins":
+        assert protection_of(prepared.task, prepared.options) == ("twins", "")
+        assert verdict.reward == 0.0, verdict.reason
+    else:
+        assert (verdict.reward, verdict.protection) == (1.0, case.level), verdict.unprotected
 
 
 async def test_a_patch_is_protected_as_far_as_it_answers_other_inputs(

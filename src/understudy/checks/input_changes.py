@@ -3,9 +3,9 @@
 Whatever depends on an input then has another value, which only code that computes it can know (see `twin_inputs`).
 Equal numbers and words are changed alike in all hidden files, since a test often looks up what it wrote before. A
 number stays in its range, such as months, minutes or years of this century, and the order of numbers of one range
-stays; digits above 7 come only where there are some. A word keeps its ending, by which code may treat it. Words
-that the tested code or the test itself uses as a name, or has in a text, keep their meaning only if they stay, so
-they do. Nothing here runs code.
+stays; in longer ones, digits above 7 come only where there are some. A word keeps its ending, by which code may
+treat it. Words that the tested code or the test itself uses as a name, or has in a text, keep their meaning only if
+they stay, so they do. Nothing here runs code.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from understudy.util.python_syntax import parse_module
 
 _TOKEN = re.compile(r"[0-9]+|[A-Za-z]{3,}")
 _WORD = re.compile(r"[A-Za-z]{3,}")
-_STEPS = (2, 13, 29, 32, 60, 100, 256, 1000, 1900, 2100)
-"""Where the ranges of numbers begin: months, days, minutes, two digits, a byte, three digits, years."""
-_MOST_DIGITS = 18
+_STEPS = (2, 9, 10, 13, 24, 29, 32, 60, 100, 256, 1000, 1900, 2100)
+"""Where the ranges of numbers begin: digits, months, hours, days, minutes, two digits, bytes, three digits, years.
+
+The digit 9 stays, since it is often not allowed where smaller ones are: in the ranks of chess, in octal numbers.
+"""
+_LONG, _MOST_DIGITS = 100, 18
 _SHORT_WORD, _FEW_LETTERS = 4, 4
 _SHORTENED = 3  # lists of fewer elements are pairs and the like
 _MOST_TRIED = 10_000  # of a larger range, hardly a number is drawn that is there already
@@ -94,7 +97,7 @@ def draw_tokens(tokens: Iterable[str], fixed: frozenset[str], choice: random.Ran
         elif len(token) <= _MOST_DIGITS and (span := _span(int(token))):
             numbers.setdefault(span, {}).setdefault(int(token), []).append(token)
     for (begin, end), old in numbers.items():
-        most = max(max(token) for of_number in old.values() for token in of_number)
+        most = max(max(token) for of_number in old.values() for token in of_number) if begin >= _LONG else "9"
         usual = range(begin, min(end, begin + _MOST_TRIED)) if most > "7" else _octal(begin, end, most)
         free = [number for number in usual if number not in old]
         small = end - begin <= _MOST_TRIED or most <= "7"

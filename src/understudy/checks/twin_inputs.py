@@ -61,7 +61,7 @@ class InputAgreement(Struct, frozen=True):
     `answers` is the number of different answers that the tests to fix get from the gold patch, and `share` the
     mean share of their places where the patch gives them: 1 if it gives them wherever the gold patch does, and
     half if it always gives one of two. `confirmed` are the nodes of all deciding tests with a high share,
-    `contradicted` those of tests to fix with a low one, with it.
+    `contradicted` the functions of tests to fix with a low one over all their parameters, with it.
     """
 
     answers: int = 0
@@ -97,6 +97,7 @@ def judge_inputs(tests: DecidingTests, options: GradingOptions, runs: Sequence[V
     to_fix = frozenset(tests.fail_to_pass)
     by_answer: dict[str, list[bool]] = {}
     by_node: dict[str, dict[str, list[bool]]] = {}
+    by_function: dict[str, dict[str, list[bool]]] = {}
     for inputs, run in zip(options.twin_inputs, (*runs, *[None] * len(options.twin_inputs)), strict=False):
         for node, test in inputs.tests.items():
             seen = run.seen.get(test.name, {}) if run else {}
@@ -107,12 +108,14 @@ def judge_inputs(tests: DecidingTests, options: GradingOptions, runs: Sequence[V
                 by_node.setdefault(node, {}).setdefault(text, []).append(agrees)
                 if node in to_fix:
                     by_answer.setdefault(text, []).append(agrees)
-    shares = {node: _share(answers) for node, answers in by_node.items()}
+                    function = node.partition("[")[0]
+                    by_function.setdefault(function, {}).setdefault(text, []).append(agrees)
+    shares = {function: _share(answers) for function, answers in by_function.items()}
     return InputAgreement(
         len(by_answer),
         _share(by_answer),
-        frozenset(node for node, share in shares.items() if share >= _CONFIRMED),
-        {node: share for node, share in shares.items() if node in to_fix and share < _CONTRADICTED},
+        frozenset(node for node, answers in by_node.items() if _share(answers) >= _CONFIRMED),
+        {function: share for function, share in shares.items() if share < _CONTRADICTED},
     )
 
 

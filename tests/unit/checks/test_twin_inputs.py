@@ -158,3 +158,14 @@ def test_a_test_whose_exception_does_not_come_is_contradicted_whatever_others_sh
         seen = {SAME: {number: values(number) for number in range(9)}, SHIFT: {9: [observed]}}
         run = VersionRun(sites, dict.fromkeys((SHIFT, SAME), "passed"), seen, 0, False, "")
         assert judge_inputs(both, options, [run]).contradicted == contradicted, observed
+
+
+def test_the_parameters_of_a_function_count_together() -> None:
+    nodes = tuple(f"{SHIFT}[{number}]" for number in range(3))
+    gold = answers({node: {0: number} for number, node in enumerate(nodes)})
+    options = GradingOptions(twin_inputs=(gold,))
+    tests = replace(TESTS, fail_to_pass=nodes)
+    two_of_three = run_with({node: {0: values(min(number, 1))} for number, node in enumerate(nodes)})
+    assert judge_inputs(tests, options, [two_of_three]).contradicted == {}
+    one_of_three = run_with({node: {0: values(0)} for node in nodes})
+    assert judge_inputs(tests, options, [one_of_three]).contradicted.keys() == {SHIFT}
