@@ -4,8 +4,8 @@ Whatever depends on an input then has another value, which only code that comput
 Equal numbers and words are changed alike in all hidden files, since a test often looks up what it wrote before. A
 number stays in its range, such as months, minutes or years of this century, and the order of numbers of one range
 stays; in longer ones, digits above 7 come only where there are some. A word keeps its ending, by which code may
-treat it. Words that the tested code or the test itself uses as a name, or has in a text, keep their meaning only if
-they stay, so they do. Nothing here runs code.
+treat it. Words that the tested code or the test itself uses as a name, or has in a text, keep their meaning only
+if they stay, so they do. Nothing here runs code.
 """
 
 from __future__ import annotations
