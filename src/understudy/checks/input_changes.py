@@ -34,7 +34,7 @@ The digit 9 stays, since it is often not allowed where smaller ones are: in the 
 _LONG, _MOST_DIGITS = 100, 18
 _SHORT_WORD, _FEW_LETTERS = 4, 4
 _SHORTENED = 3  # lists of fewer elements are pairs and the like
-_MOST_TRIED = 10_000  # of a larger range, hardly a number is drawn that is there already
+_MOST_TRIED = 10_000  # numbers of a range
 _BY_NAME = READERS | {
     "getattr", "setattr", "hasattr", "delattr", "delitem", "setitem", "setenv", "patch", "import_module",
     "importorskip", "skip", "skipif", "xfail", "fixture", "usefixtures", "Path", "sleep", "wait",
@@ -98,10 +98,8 @@ def draw_tokens(tokens: Iterable[str], fixed: frozenset[str], choice: random.Ran
             numbers.setdefault(span, {}).setdefault(int(token), []).append(token)
     for (begin, end), old in numbers.items():
         most = max(max(token) for of_number in old.values() for token in of_number) if begin >= _LONG else "9"
-        usual = range(begin, min(end, begin + _MOST_TRIED)) if most > "7" else _octal(begin, end, most)
-        free = [number for number in usual if number not in old]
-        small = end - begin <= _MOST_TRIED or most <= "7"
-        pool = free if small and len(free) >= len(old) else range(begin, end)
+        free = [number for number in _numbers(begin, end, most, choice) if number not in old]
+        pool = free if len(free) >= len(old) else range(begin, end)
         others = sorted(choice.sample(pool, min(len(old), len(pool))))
         for number, other in zip(sorted(old), others, strict=False):
             changes |= {token: str(other).zfill(len(token)) for token in old[number]}
@@ -117,22 +115,19 @@ def _other_word(word: str, choice: random.Random) -> str:
     return "".join(choice.choice(letters) for _ in range(length - ending)) + word[len(word) - ending :]
 
 
-def _octal(begin: int, end: int, most: str) -> list[int]:
-    """Return the numbers of a range that have no digit above `most`, not all if they are many."""
-    base = int(most) + 1
-    width = len(str(begin))
-    if base == 1 or width != len(str(end - 1)):
-        return [number for number in range(begin, min(end, begin + _MOST_TRIED)) if max(str(number)) <= most]
-    numbers: list[int] = []
-    step = max(base**width // _MOST_TRIED, 1) | 1
-    for number in range(0, base**width, step):
-        digits, rest = "", number
-        for _ in range(width):
-            rest, digit = divmod(rest, base)
-            digits = f"{digit}{digits}"
-        if begin <= int(digits) < end:
-            numbers.append(int(digits))
-    return numbers
+def _numbers(begin: int, end: int, most: str, choice: random.Random) -> list[int]:
+    """Return different numbers of a range: all of a small one, of a large one some. If `most` is at most 7, they
+    have no digit above it.
+    """
+    small = end - begin <= _MOST_TRIED
+    numbers = range(begin, end) if small else (choice.randrange(begin, end) for _ in range(_MOST_TRIED))
+    if most > "7":
+        return list(dict.fromkeys(numbers))
+    if small:
+        return [number for number in numbers if max(str(number)) <= most]
+    digits = string.digits[: int(most) + 1]
+    allowed = ("".join(each if each <= most else choice.choice(digits) for each in str(n)) for n in numbers)
+    return list(dict.fromkeys(number for number in map(int, allowed) if begin <= number < end))
 
 
 def change_inputs(tree: ast.Module, changes: InputChanges) -> None:

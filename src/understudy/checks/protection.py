@@ -8,11 +8,9 @@ from types import MappingProxyType
 
 from understudy.checks.base import GradingOptions
 from understudy.checks.twin_ids import deciding_tests
-from understudy.checks.twin_inputs import InputAgreement, full_agreement
+from understudy.checks.twin_inputs import ENOUGH_SHARED, InputAgreement, full_agreement
 from understudy.checks.twin_run import ENOUGH_BITS
 from understudy.types import Protection, PytestChecks, ScriptChecks, Task
-
-_ENOUGH_AGREE = 0.9  # the share of the answers to other inputs from which they count
 
 NOT_VALIDATED = "the task was not validated as it is graded here"
 """The beginning of the reason why a task's tests have no twins, if validation would make some."""
@@ -58,7 +56,7 @@ def protection_of(
 
 
 def _protection_by_twins(task: Task, options: GradingOptions, agreement: InputAgreement) -> tuple[Protection, str]:
-    agrees = agreement.answers > 0 and agreement.share >= _ENOUGH_AGREE
+    agrees = agreement.answers > 0 and agreement.share >= ENOUGH_SHARED
     # Other inputs have other answers, so whoever guesses has to guess these besides the tests' own.
     bits = max((each.bits for each in options.twin_inputs), default=0.0) if agrees else 0.0
     if options.twins and not options.twin_all_bits and not bits:

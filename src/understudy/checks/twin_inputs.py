@@ -38,8 +38,9 @@ from understudy.checks.twin_sites import TwinSite
 
 _MOST_ANSWER, _MOST_ANSWERS = 20_000, 2 << 20  # characters of one answer, and of all: validations are stored
 _GOLD_RUNS = 2
-_CONFIRMED, _CONTRADICTED = 0.9, 0.5  # shares of the answers to a test's other inputs
-
+_CONTRADICTED = 0.5
+ENOUGH_SHARED = 0.9
+"""The share of the gold patch's answers to other inputs from which a patch counts as computing them."""
 
 _Answers = dict[str, dict[int, tuple[TwinSite, list[Observation]]]]
 """By node and number, each site as it is compared, and what the gold patch answers there."""
@@ -90,15 +91,17 @@ def input_versions(tests: DecidingTests, options: GradingOptions) -> list[Writte
     ]
 
 
-def judge_inputs(tests: DecidingTests, options: GradingOptions, runs: Sequence[VersionRun]) -> InputAgreement:
+def judge_inputs(
+    tests: DecidingTests, options: GradingOptions, runs: Sequence[VersionRun | None]
+) -> InputAgreement:
     """Return how far a patch agrees; `runs` are those of `input_versions`, in their order. A version that did not
-    run agrees nowhere.
+    run (None) agrees nowhere.
     """
     to_fix = frozenset(tests.fail_to_pass)
     by_answer: dict[str, list[bool]] = {}
     by_node: dict[str, dict[str, list[bool]]] = {}
     by_function: dict[str, dict[str, list[bool]]] = {}
-    for inputs, run in zip(options.twin_inputs, (*runs, *[None] * len(options.twin_inputs)), strict=False):
+    for inputs, run in zip(options.twin_inputs, runs, strict=True):
         for node, test in inputs.tests.items():
             seen = run.seen.get(test.name, {}) if run else {}
             for number, text in test.gold.items():
@@ -114,7 +117,7 @@ def judge_inputs(tests: DecidingTests, options: GradingOptions, runs: Sequence[V
     return InputAgreement(
         len(by_answer),
         _share(by_answer),
-        frozenset(node for node, answers in by_node.items() if _share(answers) >= _CONFIRMED),
+        frozenset(node for node, answers in by_node.items() if _share(answers) >= ENOUGH_SHARED),
         {function: share for function, share in shares.items() if share < _CONTRADICTED},
     )
 

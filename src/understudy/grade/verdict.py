@@ -157,15 +157,15 @@ async def _ask_other_inputs(
 ) -> InputAgreement:
     """Return how far a patch that solves a task answers other inputs as the gold patch does.
 
-    The tests have run before: they hold none of these answers.
+    The tests have run before: they hold none of these answers. A version agrees nowhere if the patch's code broke
+    its run. Raises GraderError or SandboxError when the infrastructure did.
     """
     tests = deciding_tests(prepared.task, prepared.options)
-    runs: list[VersionRun] = []
+    runs: list[VersionRun | None] = []
     templates = await asyncio.to_thread(_templates, tests, prepared.options)
     for version in templates.inputs:
-        with suppress(PatchFault):
-            run = await _run_version(prepared, gated, version, sandboxes, environment)
-            runs += [run] if run is not None else []
+        run = await _run_or_fault(prepared, gated, version, sandboxes, environment)
+        runs.append(None if isinstance(run, PatchFault) else run)
     return await asyncio.to_thread(judge_inputs, tests, prepared.options, runs)
 
 
@@ -190,10 +190,7 @@ async def _attempt(
     names = [twin.name for twin in prepared.options.twins.values()]
     runs: list[VersionRun] = []
     for version in await asyncio.to_thread(_versions, tests, prepared.options):
-        run = await attribute_faults(
-            partial(_run_version, prepared, gated, version, sandboxes, environment),
-            partial(_run_version, prepared, GatedPatch(b""), version, sandboxes, environment),
-        )
+        run = await _run_or_fault(prepared, gated, version, sandboxes, environment)
         if run is None:
             return TwinJudgement(Integrity())
         if isinstance(run, PatchFault):
@@ -220,6 +217,20 @@ def _confirmed(verdict: Verdict, judgement: TwinJudgement | PatchFault) -> Verdi
     if integrity.status == "clean":
         return verdict
     return replace(verdict, reward=0.0, reason=integrity.reason, integrity=integrity)
+
+
+async def _run_or_fault(
+    prepared: PreparedTask,
+    gated: GatedPatch,
+    version: WrittenVersion,
+    sandboxes: Sandboxes,
+    environment: TaskEnvironment,
+) -> VersionRun | PatchFault | None:
+    """Return what `_run_version` does, or the fault if the patch's code broke it (see `attribute_faults`)."""
+    return await attribute_faults(
+        partial(_run_version, prepared, gated, version, sandboxes, environment),
+        partial(_run_version, prepared, GatedPatch(b""), version, sandboxes, environment),
+    )
 
 
 async def _run_version(

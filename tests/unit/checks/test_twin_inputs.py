@@ -61,8 +61,11 @@ def test_each_answer_counts_as_much_as_another() -> None:
 
 def test_a_version_that_did_not_run_agrees_nowhere() -> None:
     options = GradingOptions(twin_inputs=(answers({SHIFT: {0: 7}}),))
-    assert judge_inputs(TESTS, options, []) == InputAgreement(1, 0.0, frozenset(), {SHIFT: 0.0})
+    assert judge_inputs(TESTS, options, [None]) == InputAgreement(1, 0.0, frozenset(), {SHIFT: 0.0})
     assert judge_inputs(TESTS, GradingOptions(), []) == InputAgreement()
+    two = GradingOptions(twin_inputs=(answers({SHIFT: {0: 7}}), answers({SHIFT: {0: 8}})))
+    only_second = judge_inputs(TESTS, two, [None, run_with({SHIFT: {0: values(8)}})])
+    assert (only_second.answers, only_second.share) == (2, 0.5), "its answers count for its own inputs"
 
 
 @pytest.mark.parametrize(
