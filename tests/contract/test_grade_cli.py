@@ -87,7 +87,10 @@ def test_every_kind_of_prediction(calc_tasks: Path, tmp_path: Path):
 
 
 def test_gold_patches_of_some_instances(calc_tasks: Path, tmp_path: Path):
-    report = graded(tmp_path, "gold", "--instance-ids", "calc-1,calc-3", "--validate")
+    arguments = ("-t", calc_tasks, "-o", tmp_path / "out", "--instance-ids", "calc-1,calc-3", "--validate", "--json")
+    done = understudy("grade", "gold", *arguments)
+    assert (done.returncode, "2 of 2 tasks validated" in done.stderr) == (0, True)
+    report = json.loads(done.stdout)
     assert (report["resolved"], report["predictions"]) == (2, 2)
     summary = json.loads((tmp_path / "out" / "gold.understudy.json").read_text())
     assert (summary["resolved_ids"], summary["total_instances"]) == (["calc-1", "calc-3"], 2)

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TextIO, TypeVar
 
@@ -110,6 +111,21 @@ class ProgressLine:
         if self._drawn:
             typer.echo("" if keep else "\r\x1b[K", err=True, nl=keep)
             self._drawn = False
+
+
+def counter(what: str) -> Callable[[int, int], None]:
+    """Return a progress callback for stderr: `what` is formatted with two numbers.
+
+    Off a terminal, it is printed when the first number changes.
+    """
+    line, last = ProgressLine(plain_s=math.inf), -1
+
+    def show(first: int, second: int) -> None:
+        nonlocal last
+        line.show(what.format(first, second), at_once=first != last)
+        last = first
+
+    return show
 
 
 def short(count: int) -> str:

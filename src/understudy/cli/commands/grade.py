@@ -20,7 +20,7 @@ from understudy.cli import EXIT_INTERRUPTED
 from understudy.cli.interrupts import interrupted, run_sandboxes, run_stoppable
 from understudy.cli.options import command
 from understudy.cli.output import Json, print_json
-from understudy.cli.progress import ProgressLine, time_left
+from understudy.cli.progress import ProgressLine, counter, time_left
 from understudy.cli.settings import DOCKER, LOCAL, TaskSettings, sandbox_for
 from understudy.config import cache_dir
 from understudy.errors import ConfigError
@@ -316,6 +316,7 @@ async def _grade_until(
                 sandboxes=sandboxes,
                 environment=environment,
                 concurrency=settings.jobs,
+                progress=counter("{} of {} tasks validated"),
             )
             refused |= validated.refused
         grader = PatchGrader(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,7 @@ from understudy.cli import EXIT_INTERRUPTED
 from understudy.cli.interrupts import run_sandboxes
 from understudy.cli.options import command_group, from_options
 from understudy.cli.output import Json, print_json
-from understudy.cli.progress import ProgressLine
+from understudy.cli.progress import counter
 from understudy.cli.settings import LOCAL, sandbox_for
 from understudy.errors import ConfigError, TaskError
 from understudy.util.processes import available_cpus
@@ -149,7 +148,7 @@ def make_tasks(
             sandboxes=sandboxes,
             environment=python_environment(cache),
             concurrency=workers,
-            progress=_counter("{} of {} tasks validated"),
+            progress=counter("{} of {} tasks validated"),
         )
         return intake, commits
 
@@ -330,7 +329,7 @@ async def _from_repository(
         environment=python_environment(cache, packages),
         cache=cache,
         jobs=jobs,
-        progress=_counter(f"{{}} of {count} tasks made, {{}} commits looked at"),
+        progress=counter(f"{{}} of {count} tasks made, {{}} commits looked at"),
     )
 
 
@@ -356,7 +355,7 @@ async def _generate(
         return make_functions(count, seed, split.value)
     from understudy.tasks.generate.mutated import make_mutated
 
-    progress = _counter(f"{{}} of {count} bugs kept, {{}} tried")
+    progress = counter(f"{{}} of {count} bugs kept, {{}} tried")
     return await make_mutated(package, count, seed, sandboxes=sandboxes, cache=cache, jobs=jobs, progress=progress)
 
 
@@ -419,7 +418,7 @@ def check_tasks(
                 sandboxes=sandboxes,
                 environment=environment_for(sandboxes, cache),
                 concurrency=jobs or available_cpus(),
-                progress=_counter("{} of {} tasks validated"),
+                progress=counter("{} of {} tasks validated"),
                 forget_failures=True,
             )
         finally:
@@ -439,18 +438,3 @@ def check_tasks(
             typer.echo(f"refused  {task}: {reason}")
     if intake.refused:
         raise typer.Exit(1)
-
-
-def _counter(what: str) -> Callable[[int, int], None]:
-    """Return a progress callback for stderr: `what` is formatted with two numbers.
-
-    Off a terminal, it is printed when the first number changes.
-    """
-    line, last = ProgressLine(plain_s=math.inf), -1
-
-    def show(first: int, second: int) -> None:
-        nonlocal last
-        line.show(what.format(first, second), at_once=first != last)
-        last = first
-
-    return show
