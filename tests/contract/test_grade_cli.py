@@ -87,8 +87,8 @@ def test_every_kind_of_prediction(calc_tasks: Path, tmp_path: Path):
 
 
 def test_gold_patches_of_some_instances(calc_tasks: Path, tmp_path: Path):
-    arguments = ("-t", calc_tasks, "-o", tmp_path / "out", "--instance-ids", "calc-1,calc-3", "--validate", "--json")
-    done = understudy("grade", "gold", *arguments)
+    chosen = ("-t", calc_tasks, "--instance-ids", "calc-1,calc-3")
+    done = understudy("grade", "gold", *chosen, "-o", tmp_path / "out", "--validate", "--json")
     assert (done.returncode, "2 of 2 tasks validated" in done.stderr) == (0, True)
     report = json.loads(done.stdout)
     assert (report["resolved"], report["predictions"]) == (2, 2)
