@@ -66,6 +66,6 @@ async def test_what_does_not_fit_what_was_aborted_and_who_is_not_known():
             await server.generate([1], {}, None)
         assert refused.value.status == 503
         bridge.close(session)
-        with pytest.raises(BackendError, match="no such session"):
+        with pytest.raises(BackendError, match="has ended, or never began"):
             await server.generate([1], {}, None)
     assert len(sampler.requests) == 1

@@ -162,22 +162,28 @@ async def drive(job: dict[str, Any]) -> dict[str, Any]:
             *job["argv"], stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=LINE_LIMIT
         )
     except OSError as error:
-        return {"type": "error", "message": f"it could not be started: {error}"}
+        return {
+            "type": "error",
+            "message": f"it could not be started: {error}; install {job['argv'][0]} in the task's image",
+        }
     connection = AcpConnection(process)
     reading = asyncio.ensure_future(connection.read())
     try:
         return {"type": "result", "stopReason": await converse(connection, job)}
     except (AcpEnded, ConnectionError):
         how = await how_ended(process)
-        return {"type": "error", "message": f"it ended{how} before it responded to {connection.method}"}
+        return {
+            "type": "error",
+            "message": f"it ended{how} before it responded to {connection.method}; its log shows why",
+        }
     except (AcpError, OSError) as error:
         return {"type": "error", "message": str(error)}
     except (KeyError, TypeError, AttributeError) as error:
         problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         return {
             "type": "error",
-            "message": f"invalid response to {connection.method}: {problem}; expected what version {VERSION} of "
-            "the Agent Client Protocol says",
+            "message": f"invalid response to {connection.method}: {problem}; install an agent that supports "
+            f"version {VERSION} of the Agent Client Protocol",
         }
     finally:
         assert process.stdin is not None

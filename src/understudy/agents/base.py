@@ -94,7 +94,7 @@ class ShellAgent:
 
     def problems(self) -> list[str]:
         """Return a problem if no command was given."""
-        return [] if self._command else ["the shell agent needs a command: --agent-command 'COMMAND'"]
+        return [] if self._command else ["the shell agent needs a command; give one: --agent-command 'COMMAND'"]
 
     def mounts(self) -> tuple[Mount, ...]:
         """Return no mounts. Raises ConfigError when no command was given."""

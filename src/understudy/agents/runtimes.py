@@ -67,9 +67,16 @@ _LIBRARY = re.compile(r"^\s*(?:(?P<name>\S+) => )?(?P<path>/\S+) \(0x[0-9a-f]+\)
 def runtime_problems() -> list[str]:
     """Return why this machine's programs cannot be mounted into sandboxes; empty if they can."""
     if platform.libc_ver()[0] != "glibc":
-        return ["Python and Node.js can be taken into sandboxes from a Linux with glibc only, which this is not"]
+        libc = platform.libc_ver()[0] or "an unknown C library"
+        return [
+            f"this machine has {libc}, but sandboxes can use Python and Node.js of a Linux with glibc only; "
+            "use such "
+            "a machine or container, as Debian"
+        ]
     if shutil.which("ldd") is None:
-        return ["ldd is missing, which finds the libraries of Python (Debian: apt-get install libc-bin)"]
+        return [
+            "ldd, which finds the libraries of Python, is missing; install it (Debian: apt-get install libc-bin)"
+        ]
     return []
 
 

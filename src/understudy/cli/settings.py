@@ -388,7 +388,7 @@ class AgentRunSettings(Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{flag}: got {problem}; correct it, or leave out {flag} for the agent's own")
             if agent in _OWN_AGENTS and agent not in owners:
                 raise ConfigError(
-                    f"{flag}: unsupported by --agent {agent}; it is for --agent {' or '.join(owners)}"
+                    f"{flag}: unsupported by --agent {agent}, expected --agent {' or '.join(owners)}; leave it out"
                 )
             # "cli" is the default: given or not, the configuration of the run is the same
             if name != "run_method" or value != "cli":

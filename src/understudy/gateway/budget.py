@@ -192,7 +192,10 @@ class Spending:
         for name, unit in _UNITS.items():
             limit = self._limits.get(name)
             if limit is not None and spent[name] >= limit:
-                return f"The budget of this attempt is used up: {_say(spent[name])} of {_say(limit)} {unit}"
+                return (
+                    f"The budget of this attempt is used up: {_say(spent[name])} of {_say(limit)} {unit}; whoever "
+                    f"runs the gateway can raise budget.{name}"
+                )
         return None
 
     def _too_small(self, name: Literal["tokens", "cost_usd"], prompt: float, max_tokens: int | None) -> str:
@@ -203,7 +206,8 @@ class Spending:
             f"The budget of this attempt is used up: {_say(max(self.left(name), 0))} of "
             f"{_say(self._limits[name])} {_UNITS[name]} are left, and the next request may have "
             f"{_say(prompt)} tokens and a response of "
-            f"{'any length' if max_tokens is None else f'{_say(max_tokens)} more'}"
+            f"{'any length' if max_tokens is None else f'{_say(max_tokens)} more'}; whoever runs the gateway can "
+            f"raise budget.{name}"
         )
 
 

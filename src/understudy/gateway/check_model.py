@@ -16,6 +16,8 @@ LEAST_CONTEXT = 32_768
 """With fewer tokens, Claude Code's own system prompt and tools leave little room for work."""
 _NEAR = 1e-3
 """How far apart two logprobs of one token may be, in nats."""
+_NO_TEACHER = "give --teacher another server: one of vLLM, SGLang or the embedded server"
+_WIDER = "serve the model in a wider type, such as --dtype float32"
 _TEMPERATURE = 0.5
 _SAMPLED = 24
 _TOOL: dict[str, Any] = {
@@ -114,7 +116,7 @@ class ModelChecker:
                     checks += await part()
                 except BackendError as error:
                     name = part.__name__.removeprefix("_")
-                    remedy = "see whether the server has this path"
+                    remedy = "check that --base-url is the server's address, and that the server has this path"
                     checks.append(ModelCheck(name=name, ok=None, seen=f"not checked: {error}", remedy=remedy))
             return checks
         finally:
@@ -195,15 +197,13 @@ class ModelChecker:
         try:
             scored = await self._prompt_logprobs([*prompt, *ids])
         except BackendError as error:
-            return [ModelCheck(name=name, ok=False, seen=str(error), remedy="it is no teacher", required=False)]
+            return [ModelCheck(name=name, ok=False, seen=str(error), remedy=_NO_TEACHER, required=False)]
         if scored is None:
             seen = "the answer has none"
-            return [ModelCheck(name=name, ok=False, seen=seen, remedy="it is no teacher", required=False)]
+            return [ModelCheck(name=name, ok=False, seen=seen, remedy=_NO_TEACHER, required=False)]
         gap = max(abs(one - other) for one, other in zip(scored[len(prompt) :], logprobs, strict=True))
         seen = f"at most {gap:.1e} nats from those sampled with"
-        return [
-            ModelCheck(name=name, ok=gap < 50 * _NEAR, seen=seen, remedy="serve in a wider type", required=False)
-        ]
+        return [ModelCheck(name=name, ok=gap < 50 * _NEAR, seen=seen, remedy=_WIDER, required=False)]
 
     async def _processed(self) -> list[ModelCheck]:
         """Check whether logprobs are computed after temperature, by sampling below temperature 1 and scoring at

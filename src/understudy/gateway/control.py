@@ -81,7 +81,10 @@ class GenerationControl:
                 while not self._open.is_set():
                     await self._open.wait()
         except TimeoutError:
-            message = f"generation has been paused for more than {self._hold_limit_s:g} s; try again in a while"
+            message = (
+                f"generation has been paused for more than {self._hold_limit_s:g} s, as while weights are "
+                "exchanged; retry later, or resume it: understudy gateway resume"
+            )
             raise GenerationPaused(message) from None
         finally:
             self._waiting -= 1

@@ -191,7 +191,10 @@ async def _grade_prediction(
     if reason := bench.refused.get(row.instance_id):
         return failed_outcome("task", reason)
     if (task := bench.tasks.get(row.instance_id)) is None:
-        return failed_outcome("task", f"{row.where}: no task has the id {row.instance_id!r}")
+        return failed_outcome(
+            "task",
+            f"{row.where}: no task has the id {row.instance_id!r}; correct the id, or give its task with --tasks",
+        )
     if row.empty:
         return GradingOutcome("empty", "empty patch")
     directory = instance_dir(bench.output, bench.run_id, row.model, row.instance_id)

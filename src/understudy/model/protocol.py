@@ -51,7 +51,12 @@ class ModelMessage(Struct):
         texts: list[str] = []
         for part in self.content:
             if part.type == "image_url":
-                raise BackendError("At most 0 image(s) may be provided in one prompt.", status=400)
+                raise BackendError(
+                    "At most 0 image(s) may be provided in one prompt, because this model reads text only; "
+                    "leave the "
+                    "image out.",
+                    status=400,
+                )
             if part.type != "text":
                 raise BackendError(
                     f"unsupported content part of type {part.type!r}; expected type 'text'; leave the part out",
@@ -59,7 +64,8 @@ class ModelMessage(Struct):
                 )
             if part.text is None:
                 raise BackendError(
-                    "content part of type 'text' has no text; expected a string in its key 'text'", status=400
+                    "content part of type 'text' has no text; expected a string in its key 'text': add it",
+                    status=400,
                 )
             texts.append(part.text)
         return "\n".join(texts)
@@ -246,7 +252,7 @@ def read_body(body: bytes, as_: type[_Body]) -> _Body:
         return msgspec.json.decode(body, type=as_)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = "; a \\ud800 to \\udfff escape must be one of a pair" if b"\\ud" in body.lower() else ""
-        raise InvalidRequestError(f"invalid request body: {error}{hint}") from None
+        raise InvalidRequestError(f"invalid request body: {error}{hint}; correct the request") from None
 
 
 _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
@@ -268,21 +274,27 @@ def check_chat(request: ModelChatRequest, vocabulary: int) -> None:
     """Raise InvalidRequestError for mistakes that types do not express, with vLLM's messages where it has some."""
     offered = {tool.function.name for tool in request.tools or []}
     choice, count = request.tool_choice, request.top_logprobs or 0
-    _refuse(not request.messages, "messages", "`messages` must hold at least one message.")
+    _refuse(not request.messages, "messages", "`messages` must hold at least one message, got none; add one.")
     _refuse(
         request.tools == [],
         "tools",
         "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.",
     )
     without_tools = choice not in (None, "none") and request.tools is None
-    _refuse(without_tools, "tool_choice", "When using `tool_choice`, `tools` must be set.")
+    message = "When using `tool_choice`, `tools` must be set; add them, or leave `tool_choice` out."
+    _refuse(without_tools, "tool_choice", message)
     unknown = isinstance(choice, NamedToolChoice) and choice.function.name not in offered
-    message = "The tool specified in `tool_choice` does not match any of the specified `tools`"
+    names = ", ".join(sorted(offered)) or "none"
+    message = (
+        f"The tool specified in `tool_choice` does not match any of the specified `tools`; name one of: {names}"
+    )
     _refuse(unknown, "tool_choice", message)
     without_stream = request.stream_options is not None and not request.stream
-    _refuse(without_stream, "stream_options", "Stream options can only be defined when `stream=True`.")
-    _refuse(count < 0, "top_logprobs", f"`top_logprobs` must be a positive value, got {count}.")
-    message = "when using `top_logprobs`, `logprobs` must be set to true."
+    message = "Stream options can only be defined when `stream=True`; set it, or leave `stream_options` out."
+    _refuse(without_stream, "stream_options", message)
+    message = f"`top_logprobs` must be a positive value, got {count}; correct it, or leave it out."
+    _refuse(count < 0, "top_logprobs", message)
+    message = "when using `top_logprobs`, `logprobs` must be set to true; set it, or leave `top_logprobs` out."
     _refuse(count > 0 and not request.logprobs, "top_logprobs", message)
     check_sampling(request, vocabulary)
 
@@ -291,40 +303,50 @@ def check_sampling(fields: SamplingFields, vocabulary: int) -> None:
     """Raise InvalidRequestError for parameters out of bounds, or token ids outside the vocabulary."""
     for name, (allowed, expected) in _BOUNDS.items():
         value = getattr(fields, name, None)
-        _refuse(value is not None and not allowed(value), name, f"{name} must be {expected}, got {value}.")
-    _refuse("" in fields.stop_strings, "stop", "stop cannot contain an empty string.")
+        message = f"{name} must be {expected}, got {value}; correct it, or leave it out."
+        _refuse(value is not None and not allowed(value), name, message)
+    _refuse("" in fields.stop_strings, "stop", "stop cannot contain an empty string; remove it.")
     biases = fields.logit_bias or {}
-    outside = any(not -100 <= bias <= 100 for bias in biases.values())
-    _refuse(outside, "logit_bias", "logit_bias must be in [-100, 100].")
+    outside = [bias for bias in biases.values() if not -100 <= bias <= 100]
+    _refuse(bool(outside), "logit_bias", f"logit_bias must be in [-100, 100], got {outside[:5]}; correct it.")
     unknown = [id_ for id_ in biases if not 0 <= id_ < vocabulary]
-    _refuse(bool(unknown), "logit_bias", f"logit_bias has token ids that are out of vocabulary: {unknown[:5]}")
+    message = f"logit_bias has token ids that are out of vocabulary: {unknown[:5]}; expected 0 to {vocabulary - 1}"
+    _refuse(bool(unknown), "logit_bias", f"{message}: remove them.")
 
 
 def check_generate(request: GenerateRequest, vocabulary: int) -> None:
     """Raise InvalidRequestError for mistakes that types do not express; `vocabulary` is the number of tokens."""
     highest = max(request.token_ids, default=0)
-    _refuse(not request.token_ids, "token_ids", "`token_ids` must hold at least one token.")
-    message = f"Token id {highest} is out of vocabulary; expected 0 to {vocabulary - 1}"
-    _refuse(highest >= vocabulary, "token_ids", message)
-    _refuse(bool(request.stream), "stream", "`stream` is not offered here; leave it out.")
-    _refuse(request.output_mode != "tokens", "output_mode", "`output_mode` must be `tokens` for this model.")
+    _refuse(not request.token_ids, "token_ids", "`token_ids` must hold at least one token, got none; add some.")
+    _refuse(highest >= vocabulary, "token_ids", _out_of_vocabulary(highest, vocabulary))
+    _refuse(bool(request.stream), "stream", "`stream` is unsupported here; leave it out.")
+    message = f"`output_mode` must be `tokens` for this model, got {request.output_mode!r}; send that."
+    _refuse(request.output_mode != "tokens", "output_mode", message)
     check_sampling(request.sampling_params, vocabulary)
 
 
 def check_completion(request: ModelCompletionRequest, vocabulary: int) -> None:
     """Raise InvalidRequestError for mistakes that types do not express; `vocabulary` is the number of tokens."""
-    _refuse(not request.prompt, "prompt", "`prompt` must hold at least one token.")
+    _refuse(not request.prompt, "prompt", "`prompt` must hold at least one token, got none; add some.")
     highest = max(request.prompt, default=0)
-    message = f"Token id {highest} is out of vocabulary; expected 0 to {vocabulary - 1}"
-    _refuse(highest >= vocabulary, "prompt", message)
-    _refuse(bool(request.stream), "stream", "`stream` is not offered here; leave it out.")
-    _refuse(bool(request.echo), "echo", "`echo` is not offered here; use `prompt_logprobs`.")
+    _refuse(highest >= vocabulary, "prompt", _out_of_vocabulary(highest, vocabulary))
+    _refuse(bool(request.stream), "stream", "`stream` is unsupported here; leave it out.")
+    _refuse(bool(request.echo), "echo", "`echo` is unsupported here; use `prompt_logprobs`.")
     _refuse(
-        request.logprobs is not None, "logprobs", "`logprobs` is not offered here; use /inference/v1/generate."
+        request.logprobs is not None, "logprobs", "`logprobs` is unsupported here; use /inference/v1/generate."
     )
-    message = f"`prompt_logprobs` must be 0 for this model, got {request.prompt_logprobs}."
+    message = (
+        f"`prompt_logprobs` must be 0 for this model, got {request.prompt_logprobs}; send that, or leave it out."
+    )
     _refuse(request.prompt_logprobs not in (None, 0), "prompt_logprobs", message)
     check_sampling(request, vocabulary)
+
+
+def _out_of_vocabulary(token_id: int, vocabulary: int) -> str:
+    return (
+        f"Token id {token_id} is out of vocabulary; expected 0 to {vocabulary - 1}: encode with this "
+        "model's tokenizer"
+    )
 
 
 def _refuse(wrong: bool, param: str, message: str) -> None:

@@ -107,7 +107,9 @@ async def read_request_body(receive: Receive) -> bytes:
     while True:
         event = await receive()
         if event["type"] == "http.disconnect":
-            raise InvalidRequestError("the client closed the connection before its request was complete")
+            raise InvalidRequestError(
+                "the client closed the connection before its request was complete; send it again"
+            )
         parts.append(event.get("body", b""))
         size += len(parts[-1])
         if size > _BODY_LIMIT:
@@ -198,14 +200,29 @@ class ModelServer:
     def _handler(self, scope: Scope) -> Handler:
         methods = self._routes.get(scope["path"])
         if methods is None:
-            raise InvalidRequestError("Not Found", status=404, kind="NotFoundError")
+            raise InvalidRequestError(
+                f"Not Found: {scope['path'][:200]}; expected one of {', '.join(self._routes)}: check the base URL",
+                status=404,
+                kind="NotFoundError",
+            )
         if scope["method"] not in methods:
-            raise InvalidRequestError("Method Not Allowed", status=405, kind="MethodNotAllowedError")
+            raise InvalidRequestError(
+                f"Method Not Allowed: {scope['method'][:20]}; expected {' or '.join(methods)} for "
+                f"{scope['path']}: "
+                "send the request so",
+                status=405,
+                kind="MethodNotAllowedError",
+            )
         # vLLM requires its key only below /v1; here all endpoints require it, because tokenizing is a service too.
         if self._key is not None and scope["path"] != "/health":
             authorization = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(authorization, f"Bearer {self._key}".encode()):
-                raise InvalidRequestError("Unauthorized", status=401, kind="AuthenticationError")
+                raise InvalidRequestError(
+                    "Unauthorized: the API key is missing or invalid; send the server's as authorization: "
+                    "Bearer KEY",
+                    status=401,
+                    kind="AuthenticationError",
+                )
         return methods[scope["method"]]
 
     async def _chat(self, command: ControlRequest) -> Reply:

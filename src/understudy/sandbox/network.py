@@ -48,7 +48,7 @@ def _enter(namespace: str) -> None:
     try:
         if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET):
             code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), namespace)
+            raise OSError(code, f"cannot enter the network namespace: {os.strerror(code)}", namespace)
     finally:
         os.close(descriptor)
 

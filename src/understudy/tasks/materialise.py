@@ -192,7 +192,7 @@ def check_directory(root: Path) -> None:
     umask 077, the modes of files mean nothing.)
     """
     if not root.is_dir():
-        raise TaskError(f"{root}: no such directory; a task's source must be there and readable")
+        raise TaskError(f"{root}: no such directory, expected the task's source; create it, or correct its path")
     shared = bool(root.stat().st_mode & 0o077)
     size = count = 0
     for parent, names, files in os.walk(root, onerror=_unreadable):

@@ -88,14 +88,18 @@ def _base_commit(row: DatasetRow) -> str:
     """Return the commit that the repository in the image is at."""
     commit = row.text("base_commit")
     if not _COMMIT.fullmatch(commit):
-        raise TaskError("base_commit: invalid commit, expected 40 lower-case hex digits; correct the row")
+        raise TaskError(
+            f"base_commit: invalid commit {commit[:80]!r}, expected 40 lower-case hex digits; correct the row"
+        )
     return commit
 
 
 def _parser_name(name: str, key: str = "log_parser") -> str:
     """Return a parser's name as swebench spells it."""
     if not _PARSER.fullmatch(name):
-        raise TaskError(f"{key}: expected the name of a parser, as parse_log_pytest, found {name[:40]!r}")
+        raise TaskError(
+            f"{key}: expected the name of a parser, such as parse_log_pytest, got {name[:40]!r}; correct the row"
+        )
     return name
 
 

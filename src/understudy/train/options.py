@@ -54,7 +54,7 @@ class _CheckedOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 expected = "a finite number"
             else:
                 continue
-            raise ConfigError(f"{self.table}.{name} is {value}; it must be {expected}")
+            raise ConfigError(f"{self.table}.{name} is {value}, expected {expected}; give such a number")
 
 
 class LoraOptions(_CheckedOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,7 +135,8 @@ class DPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=
         super().__post_init__()
         if not 0 <= self.label_smoothing < 0.5:
             raise ConfigError(
-                f"dpo.label_smoothing is {self.label_smoothing}; it must be at least 0 and below 0.5"
+                f"dpo.label_smoothing is {self.label_smoothing}, expected at least 0 and below 0.5; give such "
+                "a number"
             )
 
 
@@ -206,11 +207,14 @@ class GRPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.band_high <= self.band_low:
-            raise ConfigError(f"grpo.band_high is {self.band_high}; it must be above band_low, {self.band_low}")
+            raise ConfigError(
+                f"grpo.band_high is {self.band_high}, expected more than band_low, {self.band_low}; raise it, or "
+                "lower band_low"
+            )
         if self.overlong_tokens is not None and self.overlong_buffer > self.overlong_tokens:
             raise ConfigError(
-                f"grpo.overlong_buffer is {self.overlong_buffer}; it must be at most overlong_tokens, "
-                f"{self.overlong_tokens}"
+                f"grpo.overlong_buffer is {self.overlong_buffer}, expected at most overlong_tokens, "
+                f"{self.overlong_tokens}; lower it, or raise overlong_tokens"
             )
 
 
@@ -235,8 +239,9 @@ class DistillOptions(GRPOOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         if self.temperature != 1:
             raise ConfigError(
-                f"grpo.temperature is {self.temperature:g}; with a teacher it must be 1, because model "
-                "servers return logprobs of a prompt only at temperature 1"
+                f"grpo.temperature is {self.temperature:g}, expected 1 with a teacher, because model servers "
+                "return "
+                "logprobs of a prompt only at temperature 1; leave temperature out"
             )
 
 

@@ -77,7 +77,7 @@ class ResponseTooLarge(Exception):
     """A response body has more than `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"the response has more than {limit} bytes")
+        super().__init__(f"the response has more than {limit} bytes, the maximum")
         self.limit = limit
 
 

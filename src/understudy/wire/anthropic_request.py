@@ -237,8 +237,9 @@ def _read_tools(tools: Sequence[ToolParam]) -> _AnthropicTools:
             continue
         if tool.input_schema is None:
             unsupported.append(
-                f"tools: {tool.name!r}: missing input_schema; tools that Anthropic's own servers define or run "
-                f"(type {tool.type!r}) are unsupported"
+                f"tools: {tool.name!r}: missing input_schema; add it, or leave the tool out: tools that "
+                "Anthropic's "
+                f"own servers define or run (type {tool.type!r}) are unsupported"
             )
             if tool.type not in (None, "custom"):
                 continue  # A tool of the provider; one without a type must be the agent's.

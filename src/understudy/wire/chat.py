@@ -246,12 +246,12 @@ _PASSED = (
     "min_tokens",
     "reasoning_effort",
 )
-_ONE_RESPONSE = "unsupported: one request gets one response; for more samples send the request as often"
+_ONE_RESPONSE = "unsupported, expected 1, as a request gets one response; for more samples send it several times"
 _TEXT_ONLY = "unsupported: models answer with text only; leave it out"
 _REFUSED: Refused = {
     "n": ((1,), _ONE_RESPONSE),
     "best_of": ((1,), _ONE_RESPONSE),
-    "top_logprobs": ((0,), "unsupported; only the logprobs of the sampled tokens are known, leave it out"),
+    "top_logprobs": ((0,), "unsupported, expected 0: only logprobs of sampled tokens are known; leave it out"),
     "modalities": ((["text"],), _TEXT_ONLY),
     "audio": ((), _TEXT_ONLY),
     "functions": (([],), "this older form is unsupported; send `tools`"),

@@ -199,7 +199,7 @@ def _read_tools(tools: Sequence[ChatTool]) -> RequestTools:
     for tool in tools:
         function = tool.function
         if tool.type != "function" or function is None:
-            unsupported.append(f"tools: unsupported type {tool.type!r}, expected function")
+            unsupported.append(f"tools: unsupported type {tool.type!r}, expected function; leave the tool out")
         else:
             functions.append(
                 function_tool(function.name, function.description, function.parameters, function.strict)
@@ -222,7 +222,10 @@ def _choose(
         return allowed, choice.allowed_tools.mode, ()
     if choice.type == "function" and choice.function:
         return tools.functions, {"type": "function", "function": {"name": choice.function.name}}, ()
-    why = f"tool_choice.type: unsupported value {choice.type!r}, expected function or allowed_tools"
+    why = (
+        f"tool_choice.type: unsupported value {choice.type!r}, expected function or allowed_tools; send one of "
+        "these, or leave tool_choice out"
+    )
     return tools.functions, None, (why,)
 
 
@@ -257,7 +260,7 @@ class _ChatReader(OpenAIReader):
             self.add_user(message.content)
         elif message.role == "tool":
             if not message.tool_call_id:
-                self.refuse("tool_call_id: missing; a tool message must name the call that it answers")
+                self.refuse("tool_call_id: missing, expected the id of the call that this message answers; add it")
             self.add_result(message.tool_call_id, message.content)
         else:
             self._assistant(message)

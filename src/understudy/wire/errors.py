@@ -32,7 +32,9 @@ def too_deep() -> InvalidRequest:
     """Return the error for a RecursionError: JSON that was just shallow enough to be read may be too deep to be
     written.
     """
-    return InvalidRequest("the request is nested too deeply; no tool needs hundreds of levels")
+    return InvalidRequest(
+        "the request is nested too deeply: its JSON has hundreds of levels; send values of fewer levels"
+    )
 
 
 class ContextOverflow(BackendError):

@@ -239,14 +239,14 @@ def _text_part(kind: str, text: str) -> dict[str, Any]:
 _CACHED = "unsupported; the gateway has no stored contents, send the complete conversation in `contents`"
 _REFUSED: Refused = {
     "cached_content": (("",), _CACHED),
-    "snake_system": ((), "send this field as `systemInstruction`"),
-    "snake_tool_config": ((), "send this field as `toolConfig`"),
-    "snake_config": ((), "send this field as `generationConfig`"),
-    "snake_cached": ((), "send this field as `cachedContent`"),
+    "snake_system": ((), "names in snake case are unsupported; send this field as `systemInstruction`"),
+    "snake_tool_config": ((), "names in snake case are unsupported; send this field as `toolConfig`"),
+    "snake_config": ((), "names in snake case are unsupported; send this field as `generationConfig`"),
+    "snake_cached": ((), "names in snake case are unsupported; send this field as `cachedContent`"),
 }
 _TEXT_ONLY = "unsupported: models answer with text only; leave it out"
 _REFUSED_CONFIG: Refused = {
-    "candidate_count": ((1,), "unsupported: one request gets one response; for more send the request as often"),
+    "candidate_count": ((1,), "unsupported, expected 1, as a request gets one response; send it several times"),
     "response_modalities": ((["TEXT"], []), _TEXT_ONLY),
     "response_logprobs": ((False,), "unsupported; leave it out"),
     "speech_config": ((), _TEXT_ONLY),

@@ -259,7 +259,9 @@ def _read_tools(tools: Sequence[GeminiTool]) -> RequestTools:
         if tool.function_declarations is None and not functions:
             names = [sent_name(tool, name) for name in _AT_PROVIDER if getattr(tool, name) is not None]
             what = ", ".join(names) or "a tool of an unknown kind"
-            unsupported.append(f"tools[{index}]: unsupported: {what}, expected functionDeclarations")
+            unsupported.append(
+                f"tools[{index}]: unsupported: {what}, expected functionDeclarations; leave the tool out"
+            )
     return RequestTools(functions, Raw(msgspec.json.encode(functions)), tuple(unsupported))
 
 
@@ -348,7 +350,7 @@ class _GeminiReader:
         """Read the system instruction."""
         for part in content.parts or ():
             if part.text is None:
-                self.unsupported.append("systemInstruction: unsupported part, expected text")
+                self.unsupported.append("systemInstruction: unsupported part, expected text; leave the part out")
             elif part.text:
                 self.instructions.append(part.text)
 
@@ -380,7 +382,10 @@ class _GeminiReader:
             self._text("thinking" if part.thought else "text", part.text)
         elif part != _EMPTY:  # a part with only a signature has no content
             (name,) = list(msgspec.to_builtins(part))[:1] or ["part"]
-            self._refuse(f"{name}: unsupported part; expected text, inlineData, functionCall or functionResponse")
+            self._refuse(
+                f"{name}: unsupported part, expected text, inlineData, functionCall or functionResponse; "
+                "leave it out"
+            )
             self._add("other", f"[{name}]", name=name, source=part)
 
     def _text(self, kind: BlockKind, text: str) -> None:
@@ -395,7 +400,7 @@ class _GeminiReader:
 
     def _call(self, call: GeminiFunctionCall) -> None:
         if not call.name:
-            self._refuse("functionCall.name: missing; a call must name its function")
+            self._refuse("functionCall.name: missing, expected the name of the called function; add it")
         sent = bytes(call.args).decode()
         sent = "" if sent == "null" else sent
         arguments = unwrapped(sent) if self._response else wrapped(sent)

@@ -336,7 +336,7 @@ _REFUSED: Refused = {
     "conversation": ((), _STATELESS),
     "background": ((False,), "unsupported; the request itself gets the response, leave it out"),
     "prompt": ((), "unsupported; there are no stored prompts, send `instructions` and `input`"),
-    "top_logprobs": ((0,), "unsupported; leave it out"),
+    "top_logprobs": ((0,), "unsupported, expected 0: only logprobs of sampled tokens are known; leave it out"),
 }
 
 

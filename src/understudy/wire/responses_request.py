@@ -93,11 +93,17 @@ def _new_toolbox(tools: Sequence[ResponsesTool]) -> Toolbox:
         if tool.type in _LEFT_OUT:
             continue
         if tool.type != "function" and tool.type != "custom":
-            unsupported.append(f"tools: unsupported type {tool.type!r}, expected function, custom or namespace")
+            unsupported.append(
+                f"tools: unsupported type {tool.type!r}, expected function, custom or namespace; leave the "
+                "tool out"
+            )
             continue
         name = flat_name(tool.name, namespace)
         if not tool.name or name in origins:
-            unsupported.append(f"tools: invalid name {name!r}: it is empty, or two tools have it")
+            unsupported.append(
+                f"tools: invalid name {name!r}, expected one that is not empty and that no other tool has; "
+                "rename it"
+            )
             continue
         origins[name] = ToolOrigin(tool.type, tool.name, namespace)
         if tool.type == "custom":
@@ -334,7 +340,7 @@ class _ResponsesReader(OpenAIReader):
                 self._call(item, freeform_arguments(item.input or ""), freeform=True)
             case "function_call_output" | "custom_tool_call_output":
                 if not item.call_id:
-                    self.refuse("call_id: missing; an output must name the call that it answers")
+                    self.refuse("call_id: missing, expected the id of the call that this output answers; add it")
                 self._begin("user")
                 self.add_result(item.call_id or "", item.output)
             case hidden if hidden in _HIDDEN:
@@ -362,7 +368,7 @@ class _ResponsesReader(OpenAIReader):
 
     def _call(self, item: Item, arguments: str, *, freeform: bool = False) -> None:
         if not item.call_id or not item.name:
-            self.refuse("call_id, name: missing; a call must have both")
+            self.refuse("call_id or name: missing, expected both in a call; add what is missing")
         name = flat_name(item.name or "", item.namespace)
         self._begin("assistant", _CALLED)
         self.add("assistant", "tool_use", id=item.call_id or "", name=name, arguments=arguments, freeform=freeform)

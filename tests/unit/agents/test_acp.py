@@ -146,7 +146,9 @@ def test_what_an_agent_prints_beside_its_messages_goes_to_stderr(tmp_path: Path)
     order = json.dumps({"argv": [sys.executable, "-c", script], "prompt": "x"}).encode()
     command = [sys.executable, acp_driver.__file__]
     done = subprocess.run(command, input=order, capture_output=True, cwd=tmp_path, check=False)
-    assert json.loads(done.stdout)["message"] == "it ended with exit code 0 before it responded to initialize"
+    assert json.loads(done.stdout)["message"] == (
+        "it ended with exit code 0 before it responded to initialize; its log shows why"
+    )
     assert (
         done.stderr.startswith(b"Please log in: run `x login`\n") and len(done.stderr) == acp_driver.OUTPUT_LIMIT
     )

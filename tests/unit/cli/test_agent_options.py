@@ -32,7 +32,7 @@ def test_no_option_of_an_agent_is_dropped_silently(name: str, tmp_path: Path):
 
 def test_an_option_of_another_agent_is_refused_with_those_that_have_it():
     with pytest.raises(
-        ConfigError, match=r"--tools: unsupported by --agent codex; it is for --agent claude-code or"
+        ConfigError, match=r"--tools: unsupported by --agent codex, expected --agent claude-code or"
     ):
         AgentRunSettings(tools="Read").options_of("codex")
     assert AgentRunSettings(system_prompt="p").options_of("codex") == {"system_prompt": "p"}

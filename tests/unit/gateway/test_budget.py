@@ -34,7 +34,10 @@ def test_an_exceeded_budget_is_reported_with_usage_and_limit(budget: Budget, usa
     spending.add(Usage(prompt_tokens=1000, completion_tokens=100, cached_tokens=900), 0.1)
     assert spending.exceeded_message() is None
     spending.add(Usage(prompt_tokens=1000, completion_tokens=120), 0.2)
-    assert spending.exceeded_message() == f"The budget of this attempt is used up: {usage}"
+    (name,) = (name for name in ("calls", "tokens", "cost_usd") if getattr(budget, name) is not None)
+    assert spending.exceeded_message() == (
+        f"The budget of this attempt is used up: {usage}; whoever runs the gateway can raise budget.{name}"
+    )
 
 
 def test_the_wall_time_budget_starts_with_the_first_call() -> None:
@@ -42,7 +45,7 @@ def test_the_wall_time_budget_starts_with_the_first_call() -> None:
     time.sleep(0.06)
     assert spending.exceeded_message() is None
     time.sleep(0.06)
-    assert (spending.exceeded_message() or "").endswith("of 0.05 seconds")
+    assert "of 0.05 seconds" in (spending.exceeded_message() or "")
 
 
 def test_an_unknown_cost_counts_as_zero() -> None:

@@ -161,7 +161,11 @@ BROKEN: dict[str, tuple[list[bytes | None], type[Exception], str]] = {
         "of headers",
     ),
     "an unknown coding": (coded(b"br", b"xyz"), InvalidResponse, "content-encoding 'br'"),
-    "no gzip": (coded(b"gzip", b"\x1f\x8bnothing at all"), InvalidResponse, "compressed body is invalid"),
+    "no gzip": (
+        coded(b"gzip", b"\x1f\x8bnothing at all"),
+        InvalidResponse,
+        "compressed body of the response is invalid",
+    ),
     "half of gzip": (
         coded(b"gzip", packed(31)[:-9]),
         InvalidResponse,

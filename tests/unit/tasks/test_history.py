@@ -96,8 +96,8 @@ async def test_a_commit_whose_tests_fail_before_and_pass_after_becomes_a_task(re
     (task,) = result.tasks
     assert result.refused == {
         "no test fails without the commit and passes with it": 1,
-        "changes no code besides tests": 1,
-        "changes no test file": 1,
+        "changes no code besides tests; expected at least one other .py file": 1,
+        "changes no test file; expected at least one named test_*.py or *_test.py": 1,
     }
     assert isinstance(task.checks, PytestChecks) and isinstance(task.source, Directory)
     assert task.checks.fail_to_pass == ("tests/test_calc.py::test_add",)

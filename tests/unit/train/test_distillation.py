@@ -255,7 +255,7 @@ def test_options_round_trip_and_invalid_teacher_options_are_refused():
 
     for options in (GRPOOptions(), DistillOptions(teacher=TEACHER, reward_coefficient=1.0)):
         assert read_options(to_builtins(options)) == options
-    with pytest.raises(ConfigError, match=r"temperature is 0\.7; with a teacher it must be 1"):
+    with pytest.raises(ConfigError, match=r"temperature is 0\.7, expected 1 with a teacher"):
         DistillOptions(teacher=TEACHER, temperature=0.7)
     with pytest.raises(ConfigError, match="teacher_coefficient is 0"):
         DistillOptions(teacher=TEACHER, teacher_coefficient=0.0)

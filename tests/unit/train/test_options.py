@@ -24,22 +24,22 @@ def test_options_are_read_from_toml() -> None:
 @pytest.mark.parametrize(
     ("kind", "arguments", "message"),
     [
-        (GRPOOptions, {"temperature": 0.0}, "grpo.temperature is 0.0; it must be above 0"),
-        (GRPOOptions, {"clip_low": -0.1}, "grpo.clip_low is -0.1; it must be at least 0"),
+        (GRPOOptions, {"temperature": 0.0}, "grpo.temperature is 0.0, expected above 0"),
+        (GRPOOptions, {"clip_low": -0.1}, "grpo.clip_low is -0.1, expected at least 0"),
         (
             GRPOOptions,
             {"band_low": 2.0, "band_high": 1.0},
-            "grpo.band_high is 1.0; it must be above band_low, 2.0",
+            "grpo.band_high is 1.0, expected more than band_low, 2.0",
         ),
         (GRPOOptions, {"overlong_tokens": 100}, "grpo.overlong_buffer is 512"),
-        (GRPOOptions, {"learning_rate": 0.0}, "grpo.learning_rate is 0.0; it must be above 0"),
+        (GRPOOptions, {"learning_rate": 0.0}, "grpo.learning_rate is 0.0, expected above 0"),
         (GRPOOptions, {"kl_coefficient": float("nan")}, "grpo.kl_coefficient is nan"),
         (GRPOOptions, {"learning_rate": float("inf")}, "grpo.learning_rate is inf"),
         (DPOOptions, {"label_smoothing": 0.5}, "dpo.label_smoothing is 0.5"),
         (DPOOptions, {"beta": 0.0}, "dpo.beta is 0.0"),
-        (SFTOptions, {"epochs": 0}, "sft.epochs is 0; it must be at least 1"),
-        (SFTOptions, {"beta2": 1.0}, "sft.beta2 is 1.0; it must be at least 0 and below 1"),
-        (LoraOptions, {"rank": 0}, "lora.rank is 0; it must be at least 1"),
+        (SFTOptions, {"epochs": 0}, "sft.epochs is 0, expected at least 1"),
+        (SFTOptions, {"beta2": 1.0}, "sft.beta2 is 1.0, expected at least 0 and below 1"),
+        (LoraOptions, {"rank": 0}, "lora.rank is 0, expected at least 1"),
     ],
 )
 def test_an_option_out_of_range_is_refused_by_name(

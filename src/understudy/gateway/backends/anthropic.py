@@ -251,7 +251,9 @@ def _error_of_event(url: str, data: bytes) -> BackendError:
         detail = _ErrorDetail(message=data[:500].decode(errors="replace"))
     provider_error = ProviderError(_STATUS.get(detail.type, 500), detail.type, detail.message)
     return ProviderRefusal(
-        f"POST {url}: the stream ended with an error: {detail.type}: {detail.message}", provider_error
+        f"POST {url}: the stream ended with an error: {detail.type}: {detail.message}; retry the request if the "
+        "provider's message asks for nothing else",
+        provider_error,
     )
 
 

@@ -396,7 +396,9 @@ class HttpClient:
                     yield response
                     return
             except ResponseTooLarge as error:
-                raise BackendError(f"{method} {url}: {error}") from error
+                raise BackendError(
+                    f"{method} {url}: {error}; check that base_url is the address of the model server"
+                ) from error
             except OSError as error:
                 if begun:
                     raise BackendError(
@@ -416,7 +418,10 @@ class HttpClient:
         elif isinstance(error, TimeoutError):
             # After a long wait, the request may have been generated, and must not be generated again elsewhere.
             kind = BackendError
-        return kind(f"{method} {url}: no response: {self._detail(error)}; is the model server running?")
+        return kind(
+            f"{method} {url}: no response: {self._detail(error)}. Check that the model server is running, and its "
+            "address"
+        )
 
     def _without_key(self, events: list[ServerSentEvent]) -> list[ServerSentEvent]:
         """Return the events with our key removed, in case the server sends it back."""

@@ -351,7 +351,9 @@ class ServerConnection(asyncio.Protocol):
                 if self._stopped:
                     return
         except zlib.error as error:
-            self._end_reading(InvalidResponse(f"the compressed body is invalid: {error}"))
+            self._end_reading(
+                InvalidResponse(f"the compressed body of the response is invalid: {error}; send the request again")
+            )
 
     def _pass_on(self, piece: bytes) -> None:
         assert self._take is not None

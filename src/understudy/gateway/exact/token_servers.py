@@ -113,8 +113,11 @@ class VLLMTokens(TokenServer):
         }
         answer = await self.client.call("POST", self._url, body, _VLLMAnswer)
         if len(answer.choices) != 1:
-            why = f"invalid response: expected 1 choice, got {len(answer.choices)}"
-            raise BackendError(f"{self._url}: {why}", status=200)
+            raise BackendError(
+                f"{self._url}: invalid response: expected 1 choice, got {len(answer.choices)}; update the model "
+                "server",
+                status=200,
+            )
         choice = answer.choices[0]
         entries = choice.logprobs.content if choice.logprobs else None
         if entries is not None:

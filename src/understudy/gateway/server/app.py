@@ -246,7 +246,9 @@ class Gateway:
             message = "the gateway is stopping; retry when it runs again"
             raise RequestRefused(Fault(kind="overloaded", message=message))
         if session.in_flight >= IN_FLIGHT_LIMIT:
-            message = f"overloaded: {IN_FLIGHT_LIMIT} requests of this attempt are unanswered; retry later"
+            message = (
+                f"overloaded: {IN_FLIGHT_LIMIT} requests of this attempt are unanswered, the maximum; retry later"
+            )
             raise RequestRefused(Fault(kind="overloaded", message=message))
         return AgentRequest(
             session=session,
@@ -263,7 +265,11 @@ async def _alive(request: HttpRequest, dialect: Dialect) -> None:
 
 
 async def _not_found(request: HttpRequest, dialect: Dialect) -> None:
-    message = f"{request.method} {request.path[:200]}: not found; the gateway has {', '.join(_MODEL_PATHS)}"
+    message = (
+        f"{request.method} {request.path[:200]}: no such path; expected one of {', '.join(_MODEL_PATHS)}: "
+        "check the "
+        "client's base URL"
+    )
     await request.send_fault(dialect, Fault(kind="not_found", message=message))
 
 

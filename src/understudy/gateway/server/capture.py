@@ -132,7 +132,10 @@ class InFlightCall:
             outcome = await self._generate(capture, request, recorder)
         except asyncio.CancelledError:
             # Only `abandon` cancels this task, and nobody awaits the cancellation itself.
-            outcome = Abandoned("the client disconnected, or the gateway stopped, before there was a response")
+            outcome = Abandoned(
+                "the client disconnected, or the gateway stopped, before there was a response; send the "
+                "request again"
+            )
         except BudgetExceeded as error:
             self._sealed = True
             return await recorder.commit_budget_exceeded(request, error)

@@ -135,7 +135,9 @@ class HttpRequest:
         finally:
             unread.total_bytes -= self._size
         if len(body) > VALUES_LIMIT and body.count(b",") > VALUES_LIMIT:
-            message = f"request body too large: it has more than {VALUES_LIMIT} JSON values; send fewer"
+            message = (
+                f"request body too large: it has more than {VALUES_LIMIT} JSON values, the maximum; send fewer"
+            )
             raise RequestRefused(Fault(kind="too_large", message=message))
         return body
 
@@ -148,19 +150,24 @@ class HttpRequest:
         if decode is None:
             expected = ", ".join(name.decode() for name in _DECODERS)
             message = (
-                f"content-encoding {coding[:40].decode('latin-1')!r} is unsupported; expected one of {expected}"
+                f"content-encoding: unsupported value {coding[:40].decode('latin-1')!r}, expected one of "
+                f"{expected}; use one of them, or leave it out"
             )
             raise RequestRefused(Fault(kind="unsupported_media", message=message))
         try:
             decoded, complete = decode(body)
         except (zlib.error, zstandard.ZstdError) as error:
-            message = f"the request body is not valid {coding.decode()}: {error}"
+            message = (
+                f"the request body is not valid {coding.decode()}, as its content-encoding says: {error}; encode "
+                "it so, or leave content-encoding out"
+            )
             raise RequestRefused(Fault(kind="invalid_request", message=message)) from error
         if len(decoded) > BODY_LIMIT:
             raise RequestRefused(_TOO_LARGE)
         if not complete:
             message = (
-                f"the request body is not valid {coding.decode()}: it ends too early, or goes on after its end"
+                f"the request body is not valid {coding.decode()}: it ends too early, or goes on after its end; "
+                "send the whole body, and nothing after it"
             )
             raise RequestRefused(Fault(kind="invalid_request", message=message))
         return decoded
@@ -221,10 +228,13 @@ class HttpRequest:
         await self.send_response(error.status, error.body, error.headers)
 
 
-_OVERLOADED = Fault(kind="overloaded", message="overloaded: too many large requests at once; retry later")
+_OVERLOADED = Fault(
+    kind="overloaded",
+    message="overloaded: the request bodies that are being read have too many bytes together; retry later",
+)
 _TOO_LARGE = Fault(
     kind="too_large",
-    message=f"request body too large: it has more than {BODY_LIMIT} bytes; send a shorter conversation",
+    message=f"request body too large: it has more than {BODY_LIMIT} bytes, the maximum; send less",
 )
 
 

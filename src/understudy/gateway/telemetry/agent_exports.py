@@ -60,8 +60,8 @@ class AgentTelemetry:
         if kind not in _NOTHING:
             return _refuse(
                 415,
-                f"unsupported content-type {kind[:80].decode('latin-1')!r}; expected {_PROTOBUF.decode()} or "
-                f"{_JSON.decode()}",
+                f"unsupported content-type {kind[:80].decode('latin-1')!r}, expected {_PROTOBUF.decode()} or "
+                f"{_JSON.decode()}; set the exporter's protocol to http/protobuf or http/json",
             )
         if self._collector is None:
             return ExportReply(200, kind, _NOTHING[kind])
@@ -112,7 +112,9 @@ def _unpack(encoding: bytes, body: bytes) -> bytes:
                 raise ValueError("invalid gzip body: it is truncated; send it again")
         case _:
             raise ValueError(
-                f"unsupported content-encoding {encoding[:80].decode('latin-1')!r}; expected gzip or identity"
+                f"unsupported content-encoding {encoding[:80].decode('latin-1')!r}, expected gzip or "
+                "identity; set "
+                "the exporter's compression to one of them"
             )
     if len(plain) > LIMIT:
         raise ValueError(f"export too large: it has more than {LIMIT} bytes, the maximum; send smaller batches")

@@ -133,7 +133,7 @@ class SamplingJob:
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
-_SHUTTING_DOWN = "the server is shutting down"
+_SHUTTING_DOWN = "the server is shutting down; send the request again when it runs"
 _UNLOADED = "the adapter was unloaded"
 
 PauseMode = Literal["abort", "wait", "keep"]

@@ -351,7 +351,8 @@ class DockerSandbox(IsolatedSandbox):
         if not await self._is_up():
             self._check_open()
             return SandboxError(
-                f"cannot run {program!r}: the container has ended ({' '.join(output.split())[-300:]})"
+                f"cannot run {program!r}: the container has ended ({' '.join(output.split())[-300:]}); open a new "
+                "sandbox"
             )
         return await self._engine.do("look for a program", look)
 

@@ -221,7 +221,12 @@ class WorkerConnection:
         return bytes(self._stderr).decode(errors="replace").strip()[-500:]
 
     def _lost(self) -> SandboxLost:
-        return SandboxLost(f"{self._name}: {self._reason or 'the connection was closed'}; {self._error_output()}")
+        output = self._error_output()
+        return SandboxLost(
+            f"{self._name}: the connection to the sandbox was lost: {self._reason or 'it was closed'}; check that "
+            "machine and its network, then run the same command again"
+            + (f". Its output: {output}" if output else "")
+        )
 
     async def _close(self) -> None:
         assert self._process.stdin is not None

@@ -103,7 +103,9 @@ class _BackgroundWorker:
         output = await self._run(poll)
         match = _OUTPUT.search(output)
         if match is None:
-            raise EnvironmentFailed(f"expected the worker's output, got {output[-300:]!r}")
+            raise EnvironmentFailed(
+                f"expected the worker's output, got {output[-300:]!r}; check that the image has a POSIX shell"
+            )
         return base64.b64decode(match[2]), int(match[1]) if match[1] else None
 
     async def errors(self) -> str:
@@ -115,7 +117,10 @@ class _BackgroundWorker:
             result = await self._environment.exec(command, timeout_sec=_COMMAND_S)
             if result.return_code != 0:
                 problem = (result.stderr or result.stdout or "").strip()[-500:]
-                raise EnvironmentFailed(f"a command failed with exit code {result.return_code}: {problem}")
+                raise EnvironmentFailed(
+                    f"a command in the environment failed with exit code {result.return_code}: {problem}; check "
+                    "the image"
+                )
             return result.stdout or ""
 
         return await _retried(run)

@@ -259,7 +259,7 @@ async def serve_sandbox(cache: Path, environment: Callable[[], RemoteEnvironment
         channel = await multiplexer.open(messages.CONTROL)
         return await SandboxWorker(multiplexer, cache, environment).serve(MessageStream(channel))
     except (RelayBroken, ConnectionError, msgspec.DecodeError) as error:
-        return f"the connection broke: {error}"
+        return f"the connection to the caller broke: {error}; if it was not stopped, run its command again"
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)

@@ -162,11 +162,11 @@ def _candidate(history: History, commit: Commit) -> _Candidate:
     tests = [change for change in changes if change.after and _is_test(change.path)]
     code = [change for change in changes if _is_code(change.path)]
     if not any(_TEST_FILE.fullmatch(posixpath.basename(change.path)) for change in tests):
-        raise TaskError("changes no test file")
+        raise TaskError("changes no test file; expected at least one named test_*.py or *_test.py")
     if not any(change.path.endswith(".py") for change in code):
-        raise TaskError("changes no code besides tests")
+        raise TaskError("changes no code besides tests; expected at least one other .py file")
     if len(changes) > _MOST_FILES:
-        raise TaskError(f"changes more than {_MOST_FILES} files")
+        raise TaskError(f"changes too many files; expected at most {_MOST_FILES}")
     if any(change.mode in (b"120000", b"160000") for change in (*tests, *code)):
         raise TaskError(
             "changes a symbolic link or a submodule, which is unsupported; expected only regular files"
@@ -181,7 +181,7 @@ def _candidate(history: History, commit: Commit) -> _Candidate:
     before, after = side(code, lambda change: change.before), side(code, lambda change: change.after)
     changed_lines = sum(line[:1] in "+-" for line in unified(before, after).splitlines() if line)
     if changed_lines > _MOST_LINES:
-        raise TaskError(f"changes more than {_MOST_LINES} lines of code")
+        raise TaskError(f"changes more lines of code than expected, which is at most {_MOST_LINES}")
     return _Candidate(commit, side(tests, lambda change: change.after), before, after)
 
 
@@ -240,7 +240,7 @@ async def _try(
     if not any(outcome == "passed" for outcome in after[0].outcomes.values()):
         raise TaskError("the commit's tests do not pass with it in this environment; they may need --requirements")
     if before[0].outcomes != before[1].outcomes or after[0].outcomes != after[1].outcomes:
-        raise TaskError("its tests are flaky: two runs ended differently")
+        raise TaskError("its tests are flaky: two runs ended differently; expected the same outcome each time")
     passed = sorted(id for id, outcome in after[0].outcomes.items() if outcome == "passed")
     broken = [id for id in passed if before[0].outcomes.get(id) != "passed"]
     if not broken:
@@ -302,7 +302,9 @@ def _add(tree: Path, file: Path, text: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise TaskError(f"its {file.relative_to(tree)} cannot be written: {error.strerror}") from error
+        raise TaskError(
+            f"its {file.relative_to(tree)} cannot be written: {error.strerror}; check the disk space of the cache"
+        ) from error
 
 
 def _value(data: dict[str, Any], *keys: str) -> object:

@@ -85,17 +85,19 @@ class Bridge:
     async def _generate(self, request: web.Request) -> web.Response:
         session = self._sessions.get(request.match_info["session"])
         if session is None:
-            return _refused(404, "no such session")
+            return _refused(404, "the rollout of this address has ended, or never began; start a new rollout")
         try:
             request_body = msgspec.json.decode(await request.read(), type=_BridgeRequest)
         except msgspec.DecodeError as error:
-            return _refused(400, f"not understood: {error}")
+            return _refused(
+                400, f"invalid request body: {error}; expected a body of /inference/v1/generate: correct it"
+            )
         room = self._context - len(request_body.token_ids)
         if room < 1:
             return _refused(
                 400,
                 f"This model's maximum context length is {self._context} tokens. However, your request has "
-                f"{len(request_body.token_ids)} input tokens.",
+                f"{len(request_body.token_ids)} input tokens. Please reduce the length of the input.",
             )
         limit = min(int(request_body.sampling_params.get("max_tokens") or room), room)
         sampling = {
@@ -105,7 +107,7 @@ class Bridge:
             request_body.token_ids, {**sampling, **session.sampling, "max_tokens": limit}
         )
         if answer.aborted:
-            return _refused(503, "the request was aborted for new weights; ask again")
+            return _refused(503, "the request was aborted for new weights; send it again")
         if answer.step is not None:
             session.steps.add(answer.step)
         return web.json_response(_answered(request_body.token_ids, answer, limit))
