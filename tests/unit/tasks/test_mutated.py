@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import hashlib
+import io
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,9 @@ from understudy.sandbox.base import Sandboxes
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.sandbox.unsafe import UnsafeSandboxes
 from understudy.tasks.generate.mutated import make_mutated
-from understudy.tasks.generate.packages import CATALOG
-from understudy.tasks.materialise import materialise
-from understudy.types import PytestChecks, Task
+from understudy.tasks.generate.packages import CATALOG, Package
+from understudy.tasks.materialise import archive_path, materialise
+from understudy.types import PytestChecks, Sdist, Task
 
 
 def sandboxes() -> Sandboxes:
@@ -73,6 +76,36 @@ def _check_hidden(task: Task, tree: Path) -> None:
 def _changed_lines(task: Task) -> set[str]:
     lines = [line for line in task.gold_patch.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     return {" ".join(line[1:].split()) for line in lines}
+
+
+async def test_a_mutant_that_hangs_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It uses up its CPU seconds and is killed, which is no fault of this machine."""
+    code = (
+        "def count(n):\n    while n > 0:\n        n = n - 1\n    return n\n\n\ndef double(n):\n    return n + n\n"
+    )
+    cases = [f"{name}({n}) == {n * factor}" for name, factor in (("count", 0), ("double", 2)) for n in range(4)]
+    tests = "".join(f"\n\ndef test_{number}():\n    assert {case}\n" for number, case in enumerate(cases))
+    archive = tmp_path / "loops-1.0.tar.gz"
+    with tarfile.open(archive, "w:") as tar:
+        for name, text in (
+            ("loops/__init__.py", code),
+            ("test_loops.py", f"from loops import count, double\n{tests}"),
+        ):
+            entry = tarfile.TarInfo(f"loops-1.0/{name}")
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    loops = Sdist("loops", "1.0", hashlib.sha256(archive.read_bytes()).hexdigest())
+    monkeypatch.setitem(CATALOG, "loops", Package(loops, "MIT", "loops", ("test_loops.py",)))
+    cache = tmp_path / "cache"
+    cached = archive_path(loops, cache)
+    cached.parent.mkdir(parents=True)
+    archive.rename(cached)
+    (cache / "envs").symlink_to(cache_dir() / "envs")
+    results: list[tuple[int, int]] = []
+    tasks = await make_mutated(
+        "loops", 1, 166, sandboxes=sandboxes(), cache=cache, jobs=1, progress=lambda *each: results.append(each)
+    )
+    assert (len(tasks), results) == (1, [(0, 1), (1, 2)])
 
 
 async def test_an_unknown_package_is_refused() -> None:

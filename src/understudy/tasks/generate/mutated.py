@@ -113,10 +113,13 @@ async def make_mutated(
 def _launcher(python_home: str) -> tempfile.TemporaryDirectory[str]:
     """Return a directory with a `python` that limits its CPU seconds to the number in `_CPU_FILE` in its home
     directory.
+
+    At this limit it gets SIGXCPU, which says that the mutant hangs. A hard limit alone would send SIGKILL, which
+    is taken for a machine without free memory.
     """
     directory = tempfile.TemporaryDirectory(prefix="understudy-")
     script = Path(directory.name, "python")
-    limited = f'ulimit -t "$(cat "$HOME/{_CPU_FILE}")" && exec setarch -R "{python_home}/python" "$@"'
+    limited = f'ulimit -S -t "$(cat "$HOME/{_CPU_FILE}")" && exec setarch -R "{python_home}/python" "$@"'
     script.write_text(f"#!/bin/sh\n{limited}\n", encoding="utf-8")
     for path in (script, script.parent):
         path.chmod(0o755)
