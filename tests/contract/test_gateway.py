@@ -467,7 +467,7 @@ async def test_a_backend_that_is_down_is_tried_a_few_times_then_told(store: Stor
         auth = {"x-api-key": keys.issue(attempt)}
         async with aiohttp.request("POST", base + "/v1/messages", json=ask(), headers=auth) as reply:
             assert reply.status == 529
-            assert "Check that the model server is running" in await reply.text()
+            assert "and that the server is running" in await reply.text()
         await gateway.stop()
         await backend.close()
     (call,) = store.calls.of_attempt(attempt)

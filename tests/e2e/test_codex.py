@@ -11,7 +11,7 @@ import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -45,7 +45,7 @@ wire_api = "responses"
 env_key = "UNDERSTUDY_KEY"
 stream_max_retries = 2
 request_max_retries = 1
-stream_idle_timeout_ms = 2000
+stream_idle_timeout_ms = {idle_ms}
 """
 
 
@@ -88,7 +88,12 @@ class Bench:
         subprocess.run(["git", "init", "-q", self._work], check=True)
 
     async def run(
-        self, *script: Step, model: str = "qwen3-coder", max_model_len: int = 1_000_000, **options: Any
+        self,
+        *script: Step,
+        model: str = "qwen3-coder",
+        max_model_len: int = 1_000_000,
+        idle_ms: int = 2000,
+        **options: Any,
     ) -> Ran:
         with Store.open(self._root / "store") as store:
             (attempt,) = start_attempts(store, count=1)
@@ -96,7 +101,7 @@ class Bench:
                 backend, keys = VLLMBackend(server.url, "fake"), Keys()
                 gateway = Gateway(ModelRouter(backend), store.calls, keys, **options)
                 url = await gateway.start_tcp("127.0.0.1", 0)
-                (self._home / "config.toml").write_text(CONFIG.format(url=url))
+                (self._home / "config.toml").write_text(CONFIG.format(url=url, idle_ms=idle_ms))
                 code, out = await self._codex_exec(model, keys.issue(attempt))
                 await gateway.stop()
                 await backend.close()
@@ -138,6 +143,18 @@ class Bench:
 @pytest.fixture
 def bench(codex: Path, tmp_path: Path) -> Bench:
     return Bench(codex, tmp_path)
+
+
+class Hold(asyncio.Event):
+    """Holds an answer back for so long, counted from the request and not from the start of the agent."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    async def wait(self) -> Literal[True]:
+        asyncio.get_running_loop().call_later(self._seconds, self.set)
+        return await super().wait()
 
 
 def shell(id_: str, command: str) -> tuple[str, str, str]:
@@ -197,12 +214,23 @@ async def test_a_subagent_is_a_branch(bench: Bench) -> None:
 
 
 async def test_it_waits_while_pings_come(bench: Bench) -> None:
-    hold = asyncio.Event()
-    asyncio.get_running_loop().call_later(4.0, hold.set)
+    """The answer comes after Codex's idle timeout, which no pause of a busy machine between two pings reaches."""
+    idle_s = 10.0
+    hold = Hold(1.2 * idle_s)
     run = await bench.run(
-        Say(text="Late.", hold=hold), limits=RequestLimits(headers_after_s=0.2, ping_every_s=0.5)
+        Say(text="Late.", hold=hold),
+        limits=RequestLimits(headers_after_s=0.2, ping_every_s=0.2),
+        idle_ms=round(1000 * idle_s),
     )
     assert (run.code, run.said, len(run.calls)) == (0, ["Late."], 1)
+
+
+async def test_without_pings_it_gives_up_after_its_idle_timeout(bench: Bench) -> None:
+    """The control of the test above: the timeout holds for a stream in which nothing comes."""
+    silent = RequestLimits(headers_after_s=0.2, ping_every_s=60.0)
+    run = await bench.run(Say(text="Late.", hold=Hold(60.0)), Say(text="Again."), limits=silent, idle_ms=1000)
+    assert (run.code, run.said) == (0, ["Again."])
+    assert len(run.calls) == 2
 
 
 async def test_a_passing_fault_is_waited_out_and_a_full_context_is_final(bench: Bench) -> None:

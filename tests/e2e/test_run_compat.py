@@ -207,5 +207,5 @@ def test_what_the_models_lack_is_said_before_the_tasks_are_taken_in(calc_tasks: 
     down = ("run", "vllm", "--backend-model-high", "m", "--base-url", "http://127.0.0.1:9/v1")
     done = understudy(*down, "--tasks", calc_tasks, "-o", tmp_path / "out")
     assert done.returncode == 2
-    assert "Check that the model server is running" in done.stderr
+    assert "and that the server is running" in done.stderr
     assert "validating" not in done.stderr

@@ -220,7 +220,7 @@ async def test_a_second_gateway_over_the_same_directory_is_refused(tmp_path: Pat
 
 async def test_a_backend_that_is_not_there_is_told_at_the_start(tmp_path: Path) -> None:
     served = Served(tmp_path / "g", "vllm", "--base-url", "http://127.0.0.1:9/v1", "--backend-model-high", "m")
-    with pytest.raises(AssertionError, match="Check that the model server is running") as failure:
+    with pytest.raises(AssertionError, match="and that the server is running") as failure:
         await served.start()
     assert "key: sk-" not in str(failure.value)
 

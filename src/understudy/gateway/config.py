@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -222,7 +223,7 @@ def _check_model(key: str, model: ModelConfig) -> None:
         and model.tokenizer is None,
         'tool_format: missing; tokens = "exact" needs the format of tool calls, such as "hermes"': exact
         and model.tool_format is None,
-        f"tool_format: expected one of {', '.join(sorted(FORMATS))}, got {model.tool_format!r}": exact
+        f"tool_format: expected one of {', '.join(sorted(FORMATS))}, got {model.tool_format!r}; give one": exact
         and model.tool_format is not None
         and model.tool_format not in FORMATS,
         'template_args: unsupported with tokens = "exact"; leave it out': exact and bool(model.template_args),
@@ -259,12 +260,25 @@ def _with_key(message: str) -> str:
     """Format a validation error as "key: what was expected"."""
     text, _, location = message.partition(" - at `$")
     key = location.rstrip("`").lstrip(".")
+    if unknown := _UNKNOWN_FIELD.fullmatch(text):
+        name = f"{key}.{unknown[1]}" if key else unknown[1]
+        return f"{name}: unknown key, expected one of {', '.join(_keys_of_table(key))}"
     for ending, one_of in _ENUMS.items():
         if key.endswith(ending):
             text += f"; expected one of {', '.join(one_of)}"
     return f"{key}: {text}" if key else text
 
 
+def _keys_of_table(key: str) -> tuple[str, ...]:
+    """Return the keys that the table at `key`, such as models.high, may have."""
+    kind: Any = GatewayConfig
+    for name in key.split(".") if key else ():
+        hint = get_type_hints(kind, include_extras=False)[name]
+        kind = next(each for each in (hint, *get_args(hint)) if hasattr(each, "__struct_fields__"))
+    return kind.__struct_fields__
+
+
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`")
 _ENUMS: dict[str, tuple[str, ...]] = {
     "backend": get_args(BackendKind),
     "tokens": get_args(TokenMode),

@@ -107,7 +107,10 @@ EXACT = {"tokens": "exact", "tool_format": "hermes"}
 REFUSED: dict[str, tuple[str, str]] = {
     "no TOML": ("[models", "invalid TOML"),
     "no model": ("", "models"),
-    "unknown key": (model() + "[sampling.training]\ntemprature = 1\n", "sampling.training: .*temprature"),
+    "unknown key": (
+        model() + "[sampling.training]\ntemprature = 1\n",
+        "sampling.training.temprature: unknown key, expected one of max_tokens, ",
+    ),
     "unknown table": (model() + "[prices]\n", "prices"),
     "unknown backend": (model(backend="tgi"), "models.high.backend: .*tgi.*expected one of vllm, sglang, "),
     "wrong type": (
@@ -149,6 +152,19 @@ REFUSED: dict[str, tuple[str, str]] = {
         "models.high.template_args",
     ),
     "dollars without a price": (model() + "[budget]\ncost_usd = 1\n", "models.high.price"),
+    "an unknown key": ("bogus = 1\n" + model(), "bogus: unknown key, expected one of models, names, "),
+    "an unknown key of a model": (
+        model() + "bogus = 1\n",
+        "models.high.bogus: unknown key, expected one of backend, model, ",
+    ),
+    "an unknown key of a price": (
+        model() + "[models.high.price]\ninput = 1\noutput = 1\nbogus = 1\n",
+        "models.high.price.bogus: unknown key, expected one of input, output",
+    ),
+    "an unknown key of the budget": (
+        model() + "[budget]\nbogus = 1\n",
+        "budget.bogus: unknown key, expected one of calls, ",
+    ),
     "a collector nowhere": (model() + '[telemetry]\nendpoint = "collector"\n', "telemetry.endpoint"),
 }
 

@@ -418,10 +418,7 @@ class HttpClient:
         elif isinstance(error, TimeoutError):
             # After a long wait, the request may have been generated, and must not be generated again elsewhere.
             kind = BackendError
-        return kind(
-            f"{method} {url}: no response: {self._detail(error)}. Check that the model server is running, and its "
-            "address"
-        )
+        return kind(f"{method} {url}: no response: {self._detail(error)}")
 
     def _without_key(self, events: list[ServerSentEvent]) -> list[ServerSentEvent]:
         """Return the events with our key removed, in case the server sends it back."""

@@ -242,7 +242,8 @@ class ServerConnection(asyncio.Protocol):
         else:
             self._fail(
                 Disconnected(
-                    str(exc)
+                    f"the connection was lost before the response was complete: {exc}; check that the server "
+                    "is running"
                     if exc
                     else "the server closed the connection before its response was complete; see its log"
                 )
