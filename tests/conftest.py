@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from understudy.store.address import StoreLocation, StoreUrl
 from understudy.tasks.records import dump
 
 from support import calc_task, docker_engine, example_count, imports_torch, kubernetes_server, postgresql, require
+from support.order import longest_first
 
 if TYPE_CHECKING:
     from understudy.sandbox.base import Sandboxes
@@ -139,8 +140,10 @@ def pytest_collection(session: pytest.Session) -> None:
             importtestmodule(path, session.config)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests that import torch beside each other, and leave the harness's to `make test-services`.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    """Put the tests that import torch beside each other, begin with the longest, and leave the harness's to
+    `make test-services`.
 
     A process that imports torch and transformers needs five seconds of CPU for it. It is few processes that do, as
     each begins with tests that stand side by side. The harness's package is installed apart.
@@ -148,7 +151,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "harness" in getattr(item, "fixturenames", ()):
             item.add_marker("services")
+    yield  # what -m and -k leave out is left out
     items.sort(key=lambda item: not _imports_torch(item))
+    items[:] = longest_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
 
 
 def _imports_torch(item: pytest.Item) -> bool:
