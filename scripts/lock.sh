@@ -55,9 +55,9 @@ for package in cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-c
   cuda="$cuda --no-emit-package $package"
 done
 
-compile base hf otel postgres redact dev
-compile train hf otel postgres redact dev train
-compile docs hf otel postgres redact dev docs
+compile base hf otel postgres redact s3 dev
+compile train hf otel postgres redact s3 dev train
+compile docs hf otel postgres redact s3 dev docs
 compile node node
 if grep -nE '://|--(extra-)?index-url|--find-links' requirements/*.txt >&2; then
   printf '%s\n' "lock: a lock file names a package index (above); it must name packages and hashes only" >&2

@@ -20,6 +20,7 @@ from understudy.tasks.records import dump
 
 from support import calc_task, docker_engine, example_count, imports_torch, kubernetes_server, postgresql, require
 from support.order import longest_first
+from support import s3_server as s3_server_
 
 if TYPE_CHECKING:
     from understudy.sandbox.base import Sandboxes
@@ -197,10 +198,28 @@ def postgresql_store(postgresql_server: postgresql.PostgresqlServer) -> StoreUrl
     return postgresql_server.new_store()
 
 
-@pytest.fixture(params=["directory", pytest.param("postgresql", marks=pytest.mark.services)])
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3_server_.S3Server]:
+    """An S3 server, whose credentials are in this process's environment."""
+    with s3_server_.running_server(tmp_path_factory.mktemp("s3")) as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.credentials().items():
+            patch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture(
+    params=[
+        "directory",
+        pytest.param("postgresql", marks=pytest.mark.services),
+        pytest.param("bucket", marks=pytest.mark.services),
+    ]
+)
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> StoreLocation:
-    """Where a new store may be: once a directory, once a database."""
+    """Where a new store may be: a directory, a database, a database with each content in a bucket."""
     if request.param == "directory":
         return tmp_path / "s"
     url: StoreUrl = request.getfixturevalue("postgresql_store")
+    if request.param == "bucket":
+        server: s3_server_.S3Server = request.getfixturevalue("s3_server")
+        server.give_bucket(url, min_bytes=1)
     return url

@@ -13,6 +13,7 @@
     │   ├── StoreInUse      others have the store open, and this needs it alone
     │   ├── StoreLocked     another process held the store's lock for too long
     │   └── StoreUnavailable  the database's server did not answer, and may be back soon
+    │       └── BucketUnavailable  the server of the store's bucket did not
     └── ConfigError     an option, a setting or the machine is not as needed
 
 A message says what was found, where, what was expected, and what to do next.
@@ -140,6 +141,10 @@ class StoreLocked(StoreError):
 
 class StoreUnavailable(StoreError):
     """A database whose server cannot be reached or broke off at the moment. Asking again may succeed."""
+
+
+class BucketUnavailable(StoreUnavailable):
+    """A bucket whose server cannot be reached or broke off at the moment. Asking again may succeed."""
 
 
 class ConfigError(UnderstudyError):

@@ -135,7 +135,9 @@ def test_the_room_is_given_back_and_the_tables_are_as_before(store: Store) -> No
     store.space.remove(["old", "large"])
     assert store.space.compact() == ""
     after, free = store.space.file_size()
-    assert after < before and not free
+    if store.bucket.setting is None:  # else the room is in the bucket
+        assert after < before
+    assert not free
     engine = store._database.engine  # pyright: ignore[reportPrivateUsage]
     with engine.connect() as connection:
         names = {each["name"] for table in metadata.tables for each in inspect(connection).get_indexes(table)}

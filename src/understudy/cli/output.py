@@ -14,6 +14,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 """The `--json` option of most commands."""
 
 _UNWRAPPED = 1 << 16
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def print_json(value: Any) -> None:
@@ -83,3 +84,11 @@ def counted(counts: Mapping[Any, float]) -> str:
     from understudy.util.text import visible
 
     return ", ".join(f"{count} {visible(name)}" for name, count in counts.items())
+
+
+def size_text(size: float | None) -> str:
+    """Format a number of bytes with a fitting unit."""
+    if size is None:
+        return ""
+    power = min(len(_UNITS) - 1, (int(size).bit_length() - 1) // 10) if size >= 1 else 0
+    return f"{size / 1024**power:.{1 if power else 0}f} {_UNITS[power]}"

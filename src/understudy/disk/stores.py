@@ -19,6 +19,7 @@ from understudy.errors import ConfigError, StoreError
 from understudy.report.directories import find_stores, index_file, loop_around, store_id
 from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
+from understudy.store.bucket_contents import GRACE_S, UnneededObjects
 from understudy.store.space import RunSpace
 from understudy.train.loop.state import LoopConfig, LoopDirectory, prune, read, removable
 from understudy.util.files import locked
@@ -47,8 +48,8 @@ class PrunedStore(Struct, frozen=True, kw_only=True):
     """What pruning removes from a store or a loop, as planned or as done.
 
     `runs` are run ids by the part that is dropped, `weights` the removed checkpoints, and `bytes` the space in the
-    database or the files. `stays` counts the runs that are kept, by reason. `note` says what could not be done,
-    `skipped` why nothing was.
+    database, its bucket or the files. `stays` counts the runs that are kept, by reason. `note` says what could not
+    be done, `skipped` why nothing was.
     """
 
     location: str
@@ -147,7 +148,11 @@ class Pruner:
             runs, stays = self._choose(target, store)
             unused = store.space.unused(runs.get("runs", ()), runs.get("bodies", ()))
             sizes = _own_bytes(store.space.runs(), runs)
-        return PrunedStore(location=str(target.location), runs=runs, stays=stays, bytes=unused.bytes + sizes)
+            objects = store.bucket.unneeded()
+        size = unused.bytes + sizes + objects.bytes
+        return PrunedStore(
+            location=str(target.location), runs=runs, stays=stays, bytes=size, note=_too_new(objects)
+        )
 
     def _remove(self, target: FoundStore) -> PrunedStore:
         with ExitStack() as alone:
@@ -168,8 +173,13 @@ class Pruner:
             self._report(f"giving back what {target.location} does not need")
             note = store.space.compact()
             after, _ = store.space.file_size()
+            objects = store.bucket.unneeded(remove=True)
         return PrunedStore(
-            location=str(target.location), runs=runs, stays=stays, note=note, bytes=max(0, before - after)
+            location=str(target.location),
+            runs=runs,
+            stays=stays,
+            note="; ".join(filter(None, (note, _too_new(objects)))),
+            bytes=max(0, before - after) + objects.bytes,
         )
 
     def _choose(self, target: FoundStore, store: Store) -> tuple[dict[Droppable, list[str]], dict[str, int]]:
@@ -199,6 +209,15 @@ class Pruner:
         if run.changed_at > self._before:
             return "changed too recently"
         return ""
+
+
+def _too_new(objects: UnneededObjects) -> str:
+    if not objects.too_new:
+        return ""
+    return (
+        f"{objects.too_new} objects in the bucket that nothing refers to are less than {GRACE_S / 60:.0f} minutes "
+        "old; a later prune removes them"
+    )
 
 
 def _owner(target: FoundStore, run: RunSpace) -> object:

@@ -35,6 +35,7 @@ def store_use(stores: Sequence[FoundStore]) -> Iterable[DiskUse]:
             with Store.open(each.location, create=False, read_only=True) as store:
                 size, free = store.space.file_size()
                 runs = store.space.runs()
+                setting, in_bucket = store.bucket.setting, store.bucket.use()
         except StoreError as error:
             yield DiskUse(what="store", where=where, bytes=0, note=str(error))
             continue
@@ -43,6 +44,9 @@ def store_use(stores: Sequence[FoundStore]) -> Iterable[DiskUse]:
         parts += [f"{pruned} of them without bodies"] if pruned else []
         parts += [f"{left} not ended"] if (left := sum(not run.ended for run in runs)) else []
         yield DiskUse(what="store", where=where, bytes=size, unused=free, note=", ".join(parts))
+        if setting is not None:
+            note = f"{in_bucket.contents} contents"
+            yield DiskUse(what="bucket of a store", where=str(setting), bytes=in_bucket.bytes, note=note)
         if isinstance(each.location, Path):
             own = sum(map(tree_bytes, each.location.glob(f"{FILE}*")))
             beside = tree_bytes(each.location) - own

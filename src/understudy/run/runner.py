@@ -253,6 +253,7 @@ async def execute_run(
         if isinstance(location, Path) and not _is_same(location, output_dir):
             busy = f"another run is using the store in {location}; wait for it, or give another --store"
             store_lock.enter_context(locked(location / ".lock", busy=busy))
+        await read_stored(store.bucket.check)
         if shared is not None and isinstance(location, StoreUrl):
             await wait_for_leases(store, config.run_id, engine, monitor)
         if engine == "local" and (holders := await read_stored(store.leases.holders, config.run_id)):

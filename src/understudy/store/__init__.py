@@ -10,6 +10,7 @@ from typing import Self
 from understudy.errors import StoreError
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.asks import AskRepository
+from understudy.store.bucket_contents import BucketRepository
 from understudy.store.calls import CallRepository
 from understudy.store.database import Database
 from understudy.store.driver import DatabaseDriver
@@ -35,7 +36,11 @@ class Store:
 
     def __init__(self, location: StoreLocation, driver: DatabaseDriver) -> None:
         self.location = location
-        self._database = database = Database(driver)
+        try:
+            self._database = database = Database(driver)
+        except BaseException:
+            driver.close()
+            raise
         self._closed = False
         self.runs = RunRepository(database)
         self.leases = LeaseRepository(database)
@@ -48,6 +53,7 @@ class Store:
         self.training = TrainingRepository(database)
         self.votes = VoteRepository(database)
         self.space = SpaceRepository(database)
+        self.bucket = BucketRepository(database)
 
     @classmethod
     def open(
@@ -117,8 +123,7 @@ class Store:
         if self._closed:
             return
         self._closed = True
-        self._database.writer.close()
-        self._database.driver.close()
+        self._database.close()
 
     def __enter__(self) -> Self:
         return self

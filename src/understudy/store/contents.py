@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 from sqlalchemy import CompoundSelect, Connection, Select, bindparam, literal, select
 
 from understudy.errors import StoreError
+from understudy.store.bucket import Bucket, bucket_of
 from understudy.store.decoding import decoder
 from understudy.store.driver import WriterSession
 from understudy.store.schema import blobs, nodes
@@ -177,7 +178,7 @@ LINES: Final = 32 << 20
 
 _K = TypeVar("_K")
 _REMEMBERED: Final = 100_000
-_INSERT_BLOB = hot_insert_once(blobs, "hash", "codec", "data", key="id", unique=("hash",))
+_INSERT_BLOB = hot_insert_once(blobs, "hash", "codec", "data", "bucket_bytes", key="id", unique=("hash",))
 _FIND_BLOB = HotStatement(select(blobs.c.id).where(blobs.c.hash == bindparam("hash")), "hash")
 _INSERT_NODE = hot_insert_once(nodes, "parent_id", "blob_id", key="id", unique=("parent_id", "blob_id"))
 _FIND_NODE = HotStatement(
@@ -236,10 +237,17 @@ class Packer:
 
 
 class ContentWriter:
-    """Writes blobs and nodes within the writer's transaction, and caches the ids of recent ones."""
+    """Writes blobs and nodes within the writer's transaction, and caches the ids of recent ones.
 
-    def __init__(self, session: WriterSession) -> None:
+    A large content, if the store has a bucket, must be in the bucket before the transaction begins. One that is
+    not is noted in `uploads`: then the transaction must be rolled back and repeated after `upload`.
+    """
+
+    def __init__(self, session: WriterSession, bucket: Bucket | None) -> None:
         self._session = session
+        self._bucket = bucket
+        self.uploads: dict[bytes, bytes] = {}
+        self._uploaded: set[bytes] = set()
         self._blobs: dict[bytes, int] = {}
         self._nodes: dict[tuple[int, int], int] = {}
         self._lines: OrderedDict[Hashable, _Chain] = OrderedDict()
@@ -251,7 +259,8 @@ class ContentWriter:
         digest = content_hash(data)
         blob_id = self._blobs.get(digest)
         if blob_id is None:
-            blob_id = self._id(_INSERT_BLOB, (digest, *self._packed(data)), _FIND_BLOB, (digest,))
+            row = (digest, *self.columns(digest, *self._packed(data)))
+            blob_id = self._id(_INSERT_BLOB, row, _FIND_BLOB, (digest,))
             _remember(self._blobs, digest, blob_id)
         return blob_id
 
@@ -263,7 +272,7 @@ class ContentWriter:
         stored = self._blobs.get(content.digest)
         if stored is None:
             if content.data is not None:
-                row = (content.digest, content.codec, content.data)
+                row = (content.digest, *self.columns(content.digest, content.codec, content.data))
                 stored = self._id(_INSERT_BLOB, row, _FIND_BLOB, (content.digest,))
             elif row := self._session.fetch_one(_FIND_BLOB, (content.digest,)):
                 stored = int(row[0])
@@ -314,7 +323,7 @@ class ContentWriter:
             data |= {content_hash(each): each for each in (*outer, *others) if each is not None}
         # In one order in all processes, which could wait for each other otherwise.
         new = sorted(data.keys() - self._blobs.keys())
-        rows = [(digest, *self._packed(data[digest])) for digest in new]
+        rows = [(digest, *self.columns(digest, *self._packed(data[digest]))) for digest in new]
         ids = self._ids(_INSERT_BLOB, rows, _FIND_BLOB, [(digest,) for digest in new])
         blob_ids = {digest: self._blobs[digest] for digest in data.keys() & self._blobs.keys()}
         for digest, blob_id in zip(new, ids, strict=True):
@@ -346,6 +355,29 @@ class ContentWriter:
         """Return the bytes compressed for a column. The first byte is the codec."""
         codec, packed = self._packed(data)
         return bytes((codec,)) + packed
+
+    def columns(self, digest: bytes, codec: int, packed: bytes) -> tuple[int, bytes, int | None]:
+        """Return the columns `codec`, `data` and `bucket_bytes` of a content's row."""
+        if self._bucket is None or len(packed) < self._bucket.setting.min_bytes:
+            return codec, packed, None
+        if digest not in self._uploaded and self._session.fetch_one(_FIND_BLOB, (digest,)) is None:
+            self.uploads[digest] = to_object(codec, packed)
+        return in_bucket(packed)
+
+    def upload(self) -> None:
+        """Write to the bucket what the transaction that was rolled back needs there.
+
+        Whoever prunes the store needs it alone, so the objects stay at least until this session ends. Raises
+        BucketUnavailable and StoreError.
+        """
+        assert self._bucket is not None
+        uploads, self.uploads = self.uploads, {}
+        self._bucket.write(uploads)
+        self._uploaded |= uploads.keys()
+
+    def end_transaction(self) -> None:
+        """Forget what was uploaded for the transaction that was committed."""
+        self._uploaded.clear()
 
     def forget(self) -> None:
         """Clear the caches after a rollback, since ids in them may not be in the store."""
@@ -415,15 +447,55 @@ def unpacked_size(head: bytes, size: int) -> int:
         raise StoreError(f"the store is damaged: a token column: {error}; restore it from a copy") from error
 
 
+def to_object(codec: int, packed: bytes) -> bytes:
+    """Return the object that holds a packed content in a bucket."""
+    return bytes((codec,)) + packed
+
+
+def in_bucket(packed: bytes) -> tuple[int, bytes, int]:
+    """Return the columns `codec`, `data` and `bucket_bytes` of a content that is in the bucket."""
+    return RAW, b"", 1 + len(packed)
+
+
+def read_objects(bucket: Bucket | None, digests: Sequence[bytes]) -> list[tuple[int, bytes]]:
+    """Return codecs and packed contents from a bucket. Raises StoreError if one is missing or damaged."""
+    if bucket is None:
+        raise StoreError(
+            "the store is damaged: it has contents in a bucket, but no setting of that bucket; restore it from a "
+            "copy"
+        )
+    objects = bucket.read(digests)
+    for digest, data in zip(digests, objects, strict=True):
+        try:
+            is_whole = data != b"" and content_hash(unpack(data)) == digest
+        except StoreError:
+            is_whole = False
+        if not is_whole:
+            raise StoreError(
+                f"{bucket.name(digest)} is damaged: its content does not have the hash in its key; restore the "
+                "object from a version or a copy of the bucket, or the store from a copy"
+            )
+    return [(data[0], data[1:]) for data in objects]
+
+
 def read_blobs(connection: Connection, ids: Iterable[int]) -> dict[int, bytes]:
     """Return the bytes of blobs by id. Raises StoreError if one is missing or damaged."""
     missing_ids = set(ids)
-    query = select(blobs.c.id, blobs.c.codec, blobs.c.data).where(blobs.c.id.in_(json_values(sorted(missing_ids))))
+    columns = (blobs.c.id, blobs.c.codec, blobs.c.data, blobs.c.bucket_bytes, blobs.c.hash)
+    query = select(*columns).where(blobs.c.id.in_(json_values(sorted(missing_ids))))
     # creating a decompressor takes longer than decompressing a small blob
     decompress = zstandard.ZstdDecompressor().decompress
-    by_id = {
-        key: _plain(codec, data, f"blob {key}", decompress) for key, codec, data in connection.execute(query).all()
-    }
+    by_id: dict[int, bytes] = {}
+    distant: dict[int, bytes] = {}
+    for key, codec, data, bucket_bytes, digest in connection.execute(query).all():
+        if bucket_bytes is None:
+            by_id[key] = _plain(codec, data, f"blob {key}", decompress)
+        else:
+            distant[key] = digest
+    if distant:
+        contents = read_objects(bucket_of(connection), list(distant.values()))
+        for key, (codec, packed) in zip(distant, contents, strict=True):
+            by_id[key] = _plain(codec, packed, f"blob {key}", decompress)
     if missing := missing_ids - by_id.keys():
         raise StoreError(f"the store is damaged: blob {min(missing)} is missing; restore it from a copy")
     return by_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -12,12 +12,16 @@ from sqlalchemy import Table, func, select
 
 from understudy.errors import StoreError
 from understudy.store import Store
-from understudy.store.contents import HASH, read_blobs
+from understudy.store.contents import content_hash, read_blobs, read_objects
 from understudy.store.database import WriteContext
-from understudy.store.schema import metadata, turns
+from understudy.store.schema import blobs, metadata, settings, turns
 from understudy.store.statements import hot_insert_once, row_id
 
+_TABLES = [table for table in metadata.sorted_tables if table is not settings]
+"""The settings of a store are its own: where its large contents are."""
+
 _BATCH = 500
+_BATCH_BYTES = 32 << 20
 _HASH_MASK = (1 << 128) - 1
 
 
@@ -33,14 +37,15 @@ def copy_store(source: Store, target: Store, report: Callable[[str], None] = lam
     """Copy everything in a store into another, which must be empty or an unfinished copy of it, then compare the
     two.
 
-    Row ids stay the same. Raises StoreError if the target holds something else, or if the stores differ at the end
-    because the source was written meanwhile; calling it again then copies the rest.
+    Row ids stay the same. Large contents come from the source's bucket and go to the target's, as these are set.
+    Raises StoreError if the target holds something else, or if the stores differ at the end because the source was
+    written meanwhile; calling it again then copies the rest.
     """
     _refuse_another(source, target)
-    written = {table.name: _copy_table(source, target, table, report) for table in metadata.sorted_tables}
+    written = {table.name: _copy_table(source, target, table, report) for table in _TABLES}
     target._database.writer.submit(_finish).result()  # pyright: ignore[reportPrivateUsage]
     copies: list[TableCopy] = []
-    for table in metadata.sorted_tables:
+    for table in _TABLES:
         report(f"comparing {table.name}")
         ours, theirs = _summary(source, table), _summary(target, table)
         if ours != theirs:
@@ -57,7 +62,8 @@ def _refuse_another(source: Store, target: Store) -> None:
     """Raise StoreError if the first row of a table in the target differs from the source's."""
     for name in ("runs", "blobs", "sources"):
         table = metadata.tables[name]
-        first = select(table).order_by(*table.primary_key).limit(1)
+        columns = (blobs.c.id, blobs.c.hash) if table is blobs else table.columns
+        first = select(*columns).order_by(*table.primary_key).limit(1)
         with target._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
             row = connection.execute(first).one_or_none()
         if row is None:
@@ -108,15 +114,49 @@ def _copy_table(source: Store, target: Store, table: Table, report: Callable[[st
             after = connection.execute(select(func.coalesce(func.max(number), 0))).scalar_one()
     seen = 0
     for rows in _rows(source, table, after):
+        for part in _parts(rows, _stored_bytes) if table is blobs else (rows,):
+            packed = _from_bucket(source, part) if table is blobs else part
 
-        def write(context: WriteContext, rows: Sequence[tuple[Any, ...]] = rows) -> None:
-            context.session.insert_many(statement, rows)
+            def write(context: WriteContext, packed: Sequence[tuple[Any, ...]] = packed) -> None:
+                columns = context.contents.columns
+                own = [(*row[:2], *columns(*row[1:4])) for row in packed] if table is blobs else packed
+                context.session.insert_many(statement, own)
 
-        target._database.writer.submit(write).result()  # pyright: ignore[reportPrivateUsage]
+            target._database.writer.submit(write).result()  # pyright: ignore[reportPrivateUsage]
         seen += len(rows)
         report(f"copying {table.name}: {seen} rows")
     with target._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
         return connection.execute(select(func.count()).select_from(table)).scalar_one() - before
+
+
+def _parts(
+    rows: Sequence[tuple[Any, ...]], size: Callable[[tuple[Any, ...]], int]
+) -> Iterator[Sequence[tuple[Any, ...]]]:
+    """Yield rows in parts of about `_BATCH_BYTES`."""
+    part: list[tuple[Any, ...]] = []
+    total = 0
+    for row in rows:
+        part.append(row)
+        total += size(row)
+        if total >= _BATCH_BYTES:
+            yield part
+            part, total = [], 0
+    if part:
+        yield part
+
+
+def _stored_bytes(row: tuple[Any, ...]) -> int:
+    _, _, _, data, bucket_bytes = row
+    return len(data) if bucket_bytes is None else bucket_bytes
+
+
+def _from_bucket(store: Store, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return rows of contents as they are without a bucket."""
+    digests = [digest for _, digest, _, _, bucket_bytes in rows if bucket_bytes is not None]
+    if not digests:
+        return list(rows)
+    objects = dict(zip(digests, read_objects(store._database.bucket, digests), strict=True))  # pyright: ignore[reportPrivateUsage]
+    return [(key, digest, *objects.get(digest, (codec, data)), None) for key, digest, codec, data, _ in rows]
 
 
 def _finish(context: WriteContext) -> None:
@@ -138,6 +178,8 @@ def _summary(store: Store, table: Table) -> tuple[int, int]:
     for rows in _rows(store, table, 0):
         count += len(rows)
         for row in rows:
+            # Of contents only the hash is compared, as they may be in a bucket; `_check_contents` reads them.
+            row = row[:2] if table is blobs else row
             digest = blake2b(msgspec.msgpack.encode(row), digest_size=16).digest()
             total = (total + int.from_bytes(digest)) & _HASH_MASK
     return count, total
@@ -145,20 +187,22 @@ def _summary(store: Store, table: Table) -> tuple[int, int]:
 
 def _check_contents(store: Store, report: Callable[[str], None]) -> None:
     """Read every content. Raises StoreError if one does not match its hash."""
-    blobs = metadata.tables["blobs"]
     report("reading every content")
     after = 0
     while True:
-        query = select(blobs.c.id, blobs.c.hash).where(blobs.c.id > after).order_by(blobs.c.id).limit(_BATCH)
+        size = func.coalesce(blobs.c.bucket_bytes, func.length(blobs.c.data))
+        query = select(blobs.c.id, blobs.c.hash, size).where(blobs.c.id > after).order_by(blobs.c.id).limit(_BATCH)
         with store._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
-            hashes: dict[int, bytes] = {row.id: row.hash for row in connection.execute(query)}
-            contents = read_blobs(connection, hashes)
-        if not hashes:
+            rows = [tuple(row) for row in connection.execute(query)]
+        if not rows:
             return
-        for key, digest in hashes.items():
-            if sha256(contents[key]).digest()[:HASH] != digest:
-                raise StoreError(
-                    f"{store.location}: the store is damaged: blob {key} does not match its hash; restore it "
-                    "from a copy"
-                )
-        after = max(hashes)
+        for part in _parts(rows, lambda row: row[2]):
+            with store._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
+                contents = read_blobs(connection, [key for key, _, _ in part])
+            for key, digest, _ in part:
+                if content_hash(contents[key]) != digest:
+                    raise StoreError(
+                        f"{store.location}: the store is damaged: blob {key} does not match its hash; restore it "
+                        "from a copy"
+                    )
+        after = rows[-1][0]

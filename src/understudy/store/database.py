@@ -15,11 +15,13 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import Connection, RowMapping, Select
 
-from understudy.errors import StoreError
+from understudy.errors import BucketUnavailable, StoreError
+from understudy.store.bucket import Bucket, bucket_of, read_setting
 from understudy.store.contents import ContentWriter, Parts, read_blobs
 from understudy.store.decoding import decoder
-from understudy.store.driver import DatabaseDriver
+from understudy.store.driver import OUTAGE_S, DatabaseDriver
 from understudy.store.tokens import Ids, RecentTokens
+from understudy.store.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from understudy.types import ErrorInfo, Finding
 
 R = TypeVar("R", bound="Repository")
@@ -105,10 +107,10 @@ class InsertedCall(Struct, frozen=True):
 class WriteContext:
     """What a write works with: the session, its SQLAlchemy connection, and the contents."""
 
-    def __init__(self, driver: DatabaseDriver) -> None:
-        self.session = driver.open_session()
+    def __init__(self, driver: DatabaseDriver, name: str) -> None:
+        self.session = driver.open_session(name)
         self.connection = self.session.connection
-        self.contents = ContentWriter(self.session)
+        self.contents = ContentWriter(self.session, bucket_of(self.connection))
         self.recent = RecentTokens()
         self.token_bases: dict[str, int | None] = {}
         """The rows on which the tokens of calls after a call build, by its id; for recent calls."""
@@ -125,6 +127,11 @@ class WriteContext:
         self.locked_statuses.clear()
         self.split_requests.clear()
         self.inserted_calls.clear()
+
+    def end_commit(self) -> None:
+        """Clear what holds for one transaction only, after its commit."""
+        self.end_transaction()
+        self.contents.end_transaction()
 
     def forget(self) -> None:
         """Clear all caches, after a rollback."""
@@ -155,11 +162,14 @@ class _QueuedWrite(Generic[T]):
 class Writer:
     """Runs writes in the order in which they were queued, in a thread that starts with the first write.
 
-    If the connection is lost, writes wait for a new one, for as long as the driver says.
+    If the connection is lost, writes wait for a new one, for as long as the driver says. A write that needs an
+    unavailable bucket, and those after it, wait for the bucket for the same time. Two writers of one driver have
+    different names.
     """
 
-    def __init__(self, driver: DatabaseDriver) -> None:
+    def __init__(self, driver: DatabaseDriver, name: str = "") -> None:
         self._driver = driver
+        self._name = name
         self._context: WriteContext | None = None
         self._group = 0
         self._queue: queue.SimpleQueue[_QueuedWrite[Any] | None] = queue.SimpleQueue()
@@ -224,10 +234,10 @@ class Writer:
 
     def _write(self, group: list[_QueuedWrite[Any]]) -> None:
         """Commit a group of writes, or fail their futures. After a temporary error the group is tried again."""
-        began, pause_s = time.monotonic(), 0.05
+        began, pause_s = time.monotonic(), FIRST_PAUSE_S
         while left := [write for write in group if not write.future.done()]:
             try:
-                self._context = self._context or WriteContext(self._driver)
+                self._context = self._context or WriteContext(self._driver, self._name)
                 together = len({write.group for write in left}) == 1
                 for part in [left] if together else [[write] for write in left]:
                     self._commit(self._context, part)
@@ -235,11 +245,13 @@ class Writer:
                 if self._context is not None:
                     self._context.close()
                     self._context = None
-                if time.monotonic() - began + pause_s > self._driver.repeatable_for_s(error):
-                    self._fail([write for write in left if not write.future.done()], error)
-                    return
+                if time.monotonic() - began + pause_s > self._repeatable_for_s(error):
+                    left = [write for write in left if not write.future.done()]
+                    # Only one write waits for the bucket: others may not need it.
+                    self._fail(left[:1] if isinstance(error, BucketUnavailable) else left, error)
+                    continue
                 time.sleep(pause_s)
-                pause_s = min(2 * pause_s, 2.0)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _commit(
         self,
@@ -261,15 +273,22 @@ class Writer:
             fresh = session.begin(number)
             has_begun = True
             if fresh:
-                _prepare_together(context, group)
-            for write in group if fresh else ():
-                write.result = write.work(context)
+                _run_together(context, group)
+            if context.contents.uploads:
+                # Not within the transaction, whose locks others would wait for.
+                session.rollback()
+                context.forget()
+                context.contents.upload()
+                session.begin(number)
+                _run_together(context, group)
             for write in group:
                 write.group = number
             session.commit(number)
-            context.end_transaction()
+            context.end_commit()
         except Exception as error:
-            if self._driver.repeatable_for_s(error):
+            # In a group, those before the one that needs the bucket do not wait for it.
+            is_passing = self._repeatable_for_s(error) > 0
+            if is_passing and (len(group) == 1 or not isinstance(error, BucketUnavailable)):
                 raise
             session.rollback()
             context.forget()
@@ -284,11 +303,21 @@ class Writer:
         for write in group:
             write.future.set_result(write.result)
 
+    def _repeatable_for_s(self, error: Exception) -> float:
+        return OUTAGE_S if isinstance(error, BucketUnavailable) else self._driver.repeatable_for_s(error)
+
     def _fail(self, group: list[_QueuedWrite[Any]], error: Exception) -> None:
         store_error = self._driver.store_error(error)
         for write in group:
             if not write.future.done():
                 write.future.set_exception(store_error)
+
+
+def _run_together(context: WriteContext, group: Sequence[_QueuedWrite[Any]]) -> None:
+    """Run the writes of a group in the transaction that has begun."""
+    _prepare_together(context, group)
+    for write in group:
+        write.result = write.work(context)
 
 
 def _prepare_together(context: WriteContext, group: Sequence[_QueuedWrite[Any]]) -> None:
@@ -309,7 +338,21 @@ class Database:
     def __init__(self, driver: DatabaseDriver) -> None:
         self.driver = driver
         self.engine = driver.engine
+        with self.reading() as connection:
+            setting = read_setting(connection)
+        self.bucket = None if setting is None else Bucket(setting, driver.outage_s)
+        """The bucket for large contents. Setting it needs the store alone, so it cannot change meanwhile."""
+        # Whoever reads contents has a connection, and finds the bucket by it.
+        driver.engine.update_execution_options(store_bucket=self.bucket)
         self.writer = Writer(driver)
+        self.lease_writer = self.writer if self.bucket is None else Writer(driver, "-leases")
+        """The writer that renews leases: not behind writes that wait for the bucket, if there is one."""
+
+    def close(self) -> None:
+        """Finish the queued writes, and close all connections."""
+        self.writer.close()
+        self.lease_writer.close()
+        self.driver.close()
 
     @contextmanager
     def reading(self) -> Generator[Connection]:

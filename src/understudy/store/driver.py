@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from understudy.errors import StoreError
 from understudy.store.statements import DatabaseDialect, HotStatement
+from understudy.store.waiting import repeat_for
 
 OUTAGE_S = 120.0
 """How long an unavailable server is waited for, in seconds."""
@@ -80,13 +80,15 @@ class DatabaseDriver(ABC):
     dialect: ClassVar[DatabaseDialect]
     exceptions: tuple[type[Exception], ...]
 
-    def __init__(self, name: str, engine: Engine) -> None:
+    def __init__(self, name: str, engine: Engine, outage_s: float) -> None:
+        """`outage_s`: how long the server of the store's bucket is waited for, in seconds."""
         self.name = name
         self.engine = engine
+        self.outage_s = outage_s
 
     @abstractmethod
-    def open_session(self) -> WriterSession:
-        """Open a connection for writing."""
+    def open_session(self, name: str) -> WriterSession:
+        """Open a connection for writing. Two that are open at a time have different names."""
 
     @abstractmethod
     def store_error(self, error: Exception) -> StoreError:
@@ -126,15 +128,7 @@ class DatabaseDriver(ABC):
 
     def connect(self) -> Connection:
         """Take a connection for reading. If the server is unavailable, wait until it is back."""
-        began, pause_s = time.monotonic(), 0.05
-        while True:
-            try:
-                return self.engine.connect()
-            except Exception as error:
-                if time.monotonic() - began + pause_s > self.repeatable_for_s(error):
-                    raise
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 2.0)
+        return repeat_for(self.engine.connect, self.repeatable_for_s)
 
     @contextmanager
     def errors(self) -> Generator[None]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any
 
@@ -288,12 +289,14 @@ class LeaseRepository(Repository):
             claimed.append(ClaimedRollout(read_rollout(row), attempt, failures))
         return claimed
 
-    @queued
-    def renew(self, context: WriteContext, lease: Lease, attempt_ids: Sequence[str]) -> frozenset[str]:
+    def renew(self, lease: Lease, attempt_ids: Sequence[str]) -> Future[frozenset[str]]:
         """Renew the lease of a worker and its attempts. Returns the attempts that are still open and its own.
 
         A worker whose row was deleted meanwhile is listed again as it was last announced here.
         """
+        return self._database.lease_writer.submit(lambda context: self._renew(context, lease, attempt_ids))
+
+    def _renew(self, context: WriteContext, lease: Lease, attempt_ids: Sequence[str]) -> frozenset[str]:
         seen = {"seen_at": store_clock(), "lease_until": store_clock() + lease.seconds}
         renewed = context.connection.execute(update(workers).where(workers.c.id == lease.worker).values(seen))
         if renewed.rowcount == 0 and (announced := self._announced.get(lease.worker)) is not None:

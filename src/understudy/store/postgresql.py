@@ -243,7 +243,7 @@ class PostgresqlDriver(DatabaseDriver):
             # Only one connection, since a second one could not get the exclusive lock.
             poolclass=StaticPool if exclusive else QueuePool,
         )
-        super().__init__(str(url), engine)
+        super().__init__(str(url), engine, self._outage_s)
         try:
             with self.errors(), self.connect() if waits else engine.connect() as connection:
                 self._check_server(connection)
@@ -347,11 +347,11 @@ class PostgresqlDriver(DatabaseDriver):
             raise StoreError(f"{self.name} {message}")
         return version
 
-    def open_session(self) -> PostgresqlSession:
+    def open_session(self, name: str) -> PostgresqlSession:
         """Open a connection for writing."""
         connection = self.engine.connect()
         try:
-            return PostgresqlSession(connection, self._writer, self.name if self._exclusive else "")
+            return PostgresqlSession(connection, self._writer + name, self.name if self._exclusive else "")
         except BaseException:
             connection.close()
             raise

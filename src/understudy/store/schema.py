@@ -1,8 +1,10 @@
 """The tables. `migrations/` creates them; a test checks that both agree.
 
-Contents (message, system prompt, tool list, response, patch, log, task) are rows of `blobs`, each stored once. A
-conversation is a node of a prefix tree: a row of `nodes` has the node before it and the message that it adds. Node
-0, which has no row, is the conversation without messages.
+Contents (message, system prompt, tool list, response, patch, log, task) are rows of `blobs`, each stored once.
+The `data` of a large one may be in a bucket instead (`store.bucket`): then `bucket_bytes` is the size of the
+object; otherwise it is NULL. `settings` are those of the store itself, as JSON. A conversation is a node of a
+prefix tree: a row of `nodes` has the node before it and the message that it adds. Node 0, which has no row, is the
+conversation without messages.
 
 A run's `engine` is `local` if one process executes it, or `workers` if any worker of the `release` may claim its
 rollouts. An attempt belongs to its `worker` until `lease_until` (Unix seconds, by the database's clock). `workers`
@@ -48,7 +50,7 @@ from sqlalchemy import Integer as _SqliteInteger
 from sqlalchemy import Text as _SqliteText
 from sqlalchemy.types import TypeEngine
 
-HEAD = "0009"
+HEAD = "0010"
 """The newest migration, which is the schema that this release reads and writes.
 
 When raising it, extend `_READ_BY_VIEWS` in `store.sqlite` with views for what is new. Otherwise stores of the
@@ -80,7 +82,15 @@ blobs = Table(
     Column("hash", LargeBinary, nullable=False, unique=True),
     Column("codec", Integer, nullable=False),
     Column("data", LargeBinary, nullable=False),
+    *_columns(Integer, "bucket_bytes", nullable=True),
     CheckConstraint("codec IN (0, 1)", name="blobs_codec"),
+)
+
+settings = Table(
+    "settings",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
 )
 
 nodes = Table(

@@ -27,7 +27,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from understudy.errors import StoreError, StoreInUse, StoreLocked
-from understudy.store.driver import DatabaseDriver, WriterSession
+from understudy.store.driver import OUTAGE_S, DatabaseDriver, WriterSession
 from understudy.store.migrate import migrate_connection, unknown_schema
 from understudy.store.schema import HEAD, metadata
 from understudy.store.statements import HotStatement
@@ -115,12 +115,17 @@ _SIZES = (
     "CREATE TEMP VIEW turns AS SELECT rowid, *, NULL AS prompt_bytes, NULL AS prompt_escaped, "
     "NULL AS prompt_messages, NULL AS prompt_images, NULL AS answer_chars FROM main.turns",
 )
+_BUCKET = (
+    "CREATE TEMP VIEW blobs AS SELECT *, NULL AS bucket_bytes FROM main.blobs",
+    "CREATE TEMP TABLE settings (name, value)",
+)
 _READ_BY_VIEWS: dict[str | None, tuple[str, ...]] = {
-    "0004": (*_AGENTS, _VOTES, *_LEASES, *_WORKERS, *_SIZES),
-    "0005": (_VOTES, *_LEASES, *_WORKERS, *_SIZES),
-    "0006": (*_LEASES, *_WORKERS, *_SIZES),
-    "0007": (*_WORKERS, *_SIZES),
-    "0008": _SIZES,
+    "0004": (*_AGENTS, _VOTES, *_LEASES, *_WORKERS, *_SIZES, *_BUCKET),
+    "0005": (_VOTES, *_LEASES, *_WORKERS, *_SIZES, *_BUCKET),
+    "0006": (*_LEASES, *_WORKERS, *_SIZES, *_BUCKET),
+    "0007": (*_WORKERS, *_SIZES, *_BUCKET),
+    "0008": (*_SIZES, *_BUCKET),
+    "0009": _BUCKET,
 }
 """What a store at an older schema lacks: such a store is read through these where it cannot be migrated, because
 it is on a medium that cannot be written, or is only to be read."""
@@ -348,9 +353,9 @@ class SqliteDriver(DatabaseDriver):
             exclusive=exclusive,
             wait_s=BUSY_S if wait_s is None else wait_s,
         )
-        super().__init__(str(self.file), engine)
+        super().__init__(str(self.file), engine, OUTAGE_S if wait_s is None else wait_s)
 
-    def open_session(self) -> SqliteSession:
+    def open_session(self, name: str) -> SqliteSession:
         """Open a connection for writing."""
         return SqliteSession(self.engine.connect())
 

@@ -9,7 +9,7 @@ import typer
 from msgspec import Struct, field
 
 from understudy.cli.options import command, duration_s
-from understudy.cli.output import Json, counted, print_json, print_table
+from understudy.cli.output import Json, counted, print_json, print_table, size_text
 from understudy.config import cache_dir
 from understudy.disk.stores import LOST, Droppable, PrunedStore, Retention
 from understudy.errors import ConfigError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _DIRS_HELP = "Directories of runs and loops, or databases [default: ./runs]."
 _UNUSED_FOR = "30d"
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def du(
@@ -222,11 +221,3 @@ def _locations(texts: Sequence[str] | None) -> list[StoreLocation]:
     if texts:
         return [parse_location(each) for each in texts]
     return [Path("runs")] if Path("runs").is_dir() else []
-
-
-def size_text(size: float | None) -> str:
-    """Format a number of bytes with a fitting unit."""
-    if size is None:
-        return ""
-    power = min(len(_UNITS) - 1, (int(size).bit_length() - 1) // 10) if size >= 1 else 0
-    return f"{size / 1024**power:.{1 if power else 0}f} {_UNITS[power]}"

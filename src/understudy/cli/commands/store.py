@@ -7,15 +7,15 @@ from typing import Annotated
 import typer
 
 from understudy.cli.options import command_group
-from understudy.cli.output import Json, print_facts, print_json
-from understudy.errors import ConfigError
+from understudy.cli.output import Json, print_facts, print_json, size_text
+from understudy.errors import ConfigError, StoreError
 
-app = command_group("Copy stores between directories and PostgreSQL.")
+app = command_group("Copy stores between directories and PostgreSQL, and keep large contents in S3.")
 
 
 @app.callback()
 def _whole_stores() -> None:  # pyright: ignore[reportUnusedFunction]
-    """Copy stores between directories and PostgreSQL."""
+    """Copy stores between directories and PostgreSQL, and keep large contents in S3."""
 
 
 @app.command()
@@ -48,3 +48,58 @@ def copy(
         else:
             facts = [(each.name, f"{each.rows} rows, {each.written} of them now") for each in copies if each.rows]
             print_facts(f"{read.location} → {written.location}, compared", facts)
+
+
+@app.command()
+def bucket(
+    location: Annotated[str, typer.Argument(metavar="STORE", help="The store: its directory, or postgresql://…")],
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[s3://BUCKET/PREFIX]",
+            help="Where new large contents go [default: no change].",
+        ),
+    ] = None,
+    endpoint_url: Annotated[
+        str | None, typer.Option(help="The S3 server, such as https://HOST:PORT [default: Amazon's].")
+    ] = None,
+    min_bytes: Annotated[
+        int | None, typer.Option(help="How many bytes a content has at least, compressed [default: 131072].")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Set the S3 bucket for a store's large contents, and compare the bucket with the store.
+
+    boto3 reads the credentials from the environment of each process that uses the store; they are not stored.
+    Setting needs the store alone. Fails if objects are missing.
+    """
+    from understudy.store import Store
+    from understudy.store.address import parse_location
+
+    where = parse_location(location)
+    if url is not None or endpoint_url is not None or min_bytes is not None:
+        with Store.open(where, exclusive=True) as store:
+            store.bucket.set(url, endpoint_url=endpoint_url, min_bytes=min_bytes)
+    with Store.open(where, create=False, read_only=True) as store:
+        if (setting := store.bucket.setting) is None:
+            raise ConfigError(
+                f"{store.location} has no bucket, so all its contents are in the database; set one with: "
+                f"understudy store bucket {store.location} s3://BUCKET/PREFIX"
+            )
+        use = store.bucket.compare()
+    if json_:
+        print_json({"bucket": setting, "use": use})
+    else:
+        facts = [
+            ("bucket", str(setting)),
+            ("contents from", size_text(setting.min_bytes)),
+            ("contents", f"{use.contents}, {size_text(use.bytes)}"),
+            ("missing", str(use.missing)),
+            ("not needed", f"{use.unneeded}, {size_text(use.unneeded_bytes)}"),
+        ]
+        print_facts(str(store.location), facts)
+    if use.missing:
+        raise StoreError(
+            f"{store.location}: {use.missing} objects are missing in {setting}, so these contents are lost; "
+            "restore the objects from versions or a copy of the bucket"
+        )

@@ -62,6 +62,7 @@ def worker(settings: WorkerSettings) -> None:
         Store.open(parse_location(settings.store), create=False) as store,
         tempfile.TemporaryDirectory(prefix="understudy-", dir="/tmp", ignore_cleanup_errors=True) as directory,
     ):
+        store.bucket.check()
         workers: list[RunWorker] = []
 
         async def work() -> int:

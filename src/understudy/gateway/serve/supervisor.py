@@ -338,6 +338,7 @@ async def service(
     )
     with alone:
         with Store.open(location) as store:  # created here once, instead of by all workers at the same moment
+            store.bucket.check()
             first_time = not store.keys.clients()
         async with AsyncExitStack() as stack:
             lock = await _alone_at_work(stack, directory)

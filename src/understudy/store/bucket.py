@@ -1,0 +1,309 @@
+"""A bucket of an S3 server, which holds a store's large contents.
+
+The key of an object is the store's id and the content's hash, so stores never share objects. An object is the
+codec (one byte) and the packed content: what it holds does not depend on who wrote it, so writing it again is
+harmless. It is written before the transaction that refers to it begins.
+
+This uses boto3 (the extra `s3`), because the store works in threads, and boto3 finds credentials in all places
+that other programs use: variables, profiles, the roles of machines and pods.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import parsedate_to_datetime
+from functools import partial
+from hashlib import md5
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import Connection, select
+
+from understudy.errors import BucketUnavailable, ConfigError, StoreError
+from understudy.store.schema import settings
+from understudy.store.waiting import repeat_for
+
+T = TypeVar("T")
+
+MIN_BYTES: Final = 128 << 10
+"""Contents that take so many bytes go to the bucket, by default."""
+
+_SETTING: Final = "bucket"
+_REQUESTS: Final = 8
+"""How many requests run at a time for contents that are read or written together."""
+
+_URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([A-Za-z0-9!_.*'()/-]*))?")
+_HASH = re.compile(r"[0-9a-f]{40}")
+_CLIENT = {
+    "connect_timeout": 5,
+    "read_timeout": 20,
+    "retries": {"mode": "standard", "total_max_attempts": 2},
+    "max_pool_connections": _REQUESTS,
+    # Servers other than Amazon's refuse the newer checksums. Objects are written with their MD5, which all check.
+    "request_checksum_calculation": "when_required",
+    "response_checksum_validation": "when_required",
+}
+
+_CREDENTIALS: Final = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, on every machine that uses the store, for a "
+    "user who may list the bucket and get, put and delete its objects"
+)
+_HINTS: Final = {
+    "NoSuchBucket": "there is no such bucket; create it, or correct the name with: understudy store bucket",
+    **dict.fromkeys(
+        (
+            "AccessDenied",
+            "AllAccessDisabled",
+            "AuthorizationHeaderMalformed",
+            "ExpiredToken",
+            "Forbidden",
+            "InvalidAccessKeyId",
+            "InvalidToken",
+            "SignatureDoesNotMatch",
+        ),
+        f"the server refused the credentials; {_CREDENTIALS}",
+    ),
+    "RequestTimeTooSkewed": "this machine's clock is wrong; set it",
+}
+"""Maps an error code of the server to an explanation with a remedy."""
+
+_PASSING: Final = frozenset({"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling"})
+
+
+class BucketSetting(Struct, frozen=True, kw_only=True):
+    """Where a store keeps its large contents: those that take at least `min_bytes`, packed.
+
+    `endpoint_url` is None for Amazon's own servers. `store_id` begins all keys, after the `prefix`.
+    """
+
+    bucket: str
+    prefix: str = ""
+    endpoint_url: str | None = None
+    min_bytes: int = MIN_BYTES
+    store_id: str
+
+    def __str__(self) -> str:
+        where = f" at {self.endpoint_url}" if self.endpoint_url else ""
+        return f"s3://{self.bucket}/{self.keys_prefix}{where}"
+
+    @property
+    def keys_prefix(self) -> str:
+        """What the keys of all objects of the store begin with."""
+        return f"{self.prefix}{self.store_id}/"
+
+
+class StoredObject(Struct, frozen=True):
+    """An object of a bucket: the hash of its content, its size, and seconds since it was written."""
+
+    digest: bytes
+    bytes: int
+    age_s: float
+
+
+def parse_bucket(url: str, endpoint_url: str | None, min_bytes: int, store_id: str) -> BucketSetting:
+    """Parse a bucket given by a user, as s3://BUCKET/PREFIX. Raises ConfigError."""
+    if not (match := _URL.fullmatch(url)):
+        raise ConfigError(
+            f"invalid bucket {url!r}; expected s3://BUCKET or s3://BUCKET/PREFIX, without a key or a query"
+        )
+    if endpoint_url is not None:
+        parts = urlsplit(endpoint_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
+            raise ConfigError(
+                "--endpoint-url: expected the address of an S3 server, such as https://HOST:PORT, without a user "
+                "or a key; credentials are read from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+    if min_bytes < 1:
+        raise ConfigError(f"--min-bytes: got {min_bytes}, expected a number of at least 1")
+    prefix = (match[2] or "").strip("/")
+    return BucketSetting(
+        bucket=match[1],
+        prefix=f"{prefix}/" if prefix else "",
+        endpoint_url=endpoint_url,
+        min_bytes=min_bytes,
+        store_id=store_id,
+    )
+
+
+class Bucket:
+    """The objects of a store. Safe to use from many threads.
+
+    A server that is away is waited for, except for writes: for up to `outage_s` seconds.
+    """
+
+    def __init__(self, setting: BucketSetting, outage_s: float) -> None:
+        self.setting = setting
+        self._outage_s = outage_s
+        self._lock = threading.Lock()
+        self._opened: Any = None
+
+    def write(self, contents: Mapping[bytes, bytes]) -> None:
+        """Write objects by the hashes of their contents; they are durable afterwards.
+
+        Raises BucketUnavailable if the server is away, which a caller may wait for, and StoreError.
+        """
+        self._each(self._put, list(contents.items()))
+
+    def read(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Return objects by the hashes of their contents. Raises StoreError, also if one is missing."""
+        return self._each(self._get, digests)
+
+    def objects(self) -> Iterator[list[StoredObject]]:
+        """Yield the objects of the store, ordered by hash. Raises StoreError."""
+        start, last = len(self.setting.keys_prefix), b""
+        where = {"Bucket": self.setting.bucket, "Prefix": self.setting.keys_prefix}
+        while True:
+            # Not boto3's paginator, which ends without an error when it is asked again after one.
+            page = self._waiting(lambda: self._client().list_objects_v2(**where), "")
+            # Ages by the server's clock: this machine's may be wrong.
+            sent = page["ResponseMetadata"]["HTTPHeaders"].get("date")
+            now = parsedate_to_datetime(sent).timestamp() if sent else time.time()
+            listed = [
+                StoredObject(bytes.fromhex(name), each["Size"], now - each["LastModified"].timestamp())
+                for each in page.get("Contents", ())
+                if _HASH.fullmatch(name := each["Key"][start:])
+            ]
+            for each in listed:
+                if each.digest <= last:
+                    raise StoreError(
+                        f"{self.setting}: the server does not list objects in the order of their keys (directory "
+                        "buckets do not); use a general purpose bucket"
+                    )
+                last = each.digest
+            yield listed
+            if not page["IsTruncated"]:
+                return
+            where["ContinuationToken"] = page["NextContinuationToken"]
+
+    def delete(self, digests: Iterable[bytes]) -> None:
+        """Delete objects. Raises StoreError."""
+        self._each(self._delete, list(digests))
+
+    def check(self) -> None:
+        """Check that the bucket is there and that its server accepts the credentials. Raises StoreError."""
+        self._waiting(lambda: self._client().head_bucket(Bucket=self.setting.bucket), "")
+
+    def name(self, digest: bytes) -> str:
+        """Return the name of an object for error messages."""
+        return f"{self.setting.keys_prefix}{digest.hex()} of the bucket {self.setting.bucket}"
+
+    def _put(self, content: tuple[bytes, bytes]) -> None:
+        digest, data = content
+        checksum = b64encode(md5(data, usedforsecurity=False).digest()).decode()
+        with_key = self._of(digest)
+        self._translated(lambda: self._client().put_object(**with_key, Body=data, ContentMD5=checksum), digest)
+
+    def _get(self, digest: bytes) -> bytes:
+        return self._waiting(lambda: self._client().get_object(**self._of(digest))["Body"].read(), digest)
+
+    def _delete(self, digest: bytes) -> None:
+        self._waiting(lambda: self._client().delete_object(**self._of(digest)), digest)
+
+    def _of(self, digest: bytes) -> dict[str, str]:
+        return {"Bucket": self.setting.bucket, "Key": f"{self.setting.keys_prefix}{digest.hex()}"}
+
+    def _each(self, request: Callable[[Any], T], arguments: Sequence[Any]) -> list[T]:
+        if len(arguments) < 2:
+            return [request(each) for each in arguments]
+        with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="bucket") as threads:
+            return list(threads.map(request, arguments))
+
+    def _waiting(self, request: Callable[[], T], digest: bytes | str) -> T:
+        """Run a request; while the server is away, again and again."""
+        return repeat_for(
+            partial(self._translated, request, digest),
+            lambda error: self._outage_s if isinstance(error, BucketUnavailable) else 0.0,
+        )
+
+    def _translated(self, request: Callable[[], T], digest: bytes | str) -> T:
+        """Run a request. Raises a StoreError that says what happened to which object, and what to do next."""
+        import botocore.exceptions as errors
+
+        what = self.name(digest) if isinstance(digest, bytes) else f"the bucket {self.setting.bucket}"
+        what += f" at {self.setting.endpoint_url}" if self.setting.endpoint_url else ""
+        try:
+            return request()
+        except errors.ClientError as error:
+            response: Any = error.response
+            code = str(response.get("Error", {}).get("Code", ""))
+            status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            text = f"{code} {response.get('Error', {}).get('Message', '')}".strip()
+            # Answers to HEAD have no body, so only their status tells.
+            code = {"403": "AccessDenied", "404": "NoSuchBucket"}.get(code, code)
+            if code == "NoSuchKey":
+                raise StoreError(
+                    f"{what} is missing, so a content of the store is lost; restore the object from a version or "
+                    "a copy of the bucket, or the store from a copy"
+                ) from error
+            if code in _PASSING or status >= 500 or status == 429:
+                raise BucketUnavailable(f"{what}: the server is not available now ({text})") from error
+            hint = _HINTS.get(code, "the server refused the request; check the bucket and its settings")
+            raise StoreError(f"{what}: {hint} ({text})") from error
+        except (
+            errors.NoCredentialsError,
+            errors.CredentialRetrievalError,
+            errors.PartialCredentialsError,
+            errors.ProfileNotFound,
+        ) as error:
+            raise StoreError(f"{what}: there are no usable credentials; {_CREDENTIALS} ({error})") from error
+        except (errors.HTTPClientError, errors.ConnectionError, errors.IncompleteReadError) as error:
+            raise BucketUnavailable(
+                f"{what}: the server cannot be reached; check its address, and that it runs ({error})"
+            ) from error
+        except (errors.BotoCoreError, ValueError) as error:
+            raise StoreError(f"{what}: {error}; check the bucket with: understudy store bucket") from error
+
+    def _client(self) -> Any:
+        with self._lock:
+            if self._opened is None:
+                self._opened = (
+                    _boto3()
+                    .session.Session()
+                    .client("s3", endpoint_url=self.setting.endpoint_url, config=_config())
+                )
+            return self._opened
+
+
+def _boto3() -> Any:
+    try:
+        import boto3
+    except ImportError as error:
+        raise ConfigError(
+            f"this store keeps large contents in an S3 bucket, for which boto3 cannot be imported ({error}); "
+            "install it with: pip install 'understudy[s3]'"
+        ) from error
+    return boto3
+
+
+def _config() -> Any:
+    from botocore.config import Config
+
+    return Config(**_CLIENT)
+
+
+def read_setting(connection: Connection) -> BucketSetting | None:
+    """Return the setting of a store's bucket, or None. Raises StoreError if it is damaged."""
+    value: bytes | None = connection.execute(select(settings.c.value).where(settings.c.name == _SETTING)).scalar()
+    try:
+        return None if value is None else msgspec.json.decode(value, type=BucketSetting)
+    except msgspec.MsgspecError as error:
+        raise StoreError(
+            f"the store is damaged: the setting of its bucket: {error}; restore it from a copy"
+        ) from error
+
+
+def setting_row(setting: BucketSetting) -> dict[str, Any]:
+    """Return the row of the settings that stores the setting of a bucket."""
+    return {"name": _SETTING, "value": msgspec.json.encode(setting)}
+
+
+def bucket_of(connection: Connection) -> Bucket | None:
+    """Return the bucket of the store to which a connection belongs, or None if the store has none."""
+    return connection.get_execution_options().get("store_bucket")
