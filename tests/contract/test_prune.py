@@ -82,6 +82,20 @@ def test_bodies_go_with_words_for_what_is_lost(location: StoreLocation) -> None:
     assert "not-a-secret" not in done.stdout + done.stderr
 
 
+def test_a_store_that_cannot_be_read_makes_du_fail(location: StoreLocation, tmp_path: Path) -> None:
+    with Store.open(location) as store:
+        prepare(store)
+        with store._database.engine.connect() as connection:  # pyright: ignore[reportPrivateUsage]
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+            connection.commit()
+    readable = tmp_path / "readable"
+    Store.open(readable).close()
+    for options in ((), ("--json",)):
+        done = understudy("du", name_of(location), readable, *options)
+        assert done.returncode == 1, done.stderr
+        assert "was written by a newer release (schema 9999" in done.stdout and str(readable) in done.stdout
+
+
 def test_a_store_that_is_open_is_left_alone(location: StoreLocation) -> None:
     ended_run(location)
     with Store.open(location):

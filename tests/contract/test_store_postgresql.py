@@ -59,6 +59,16 @@ def test_an_address_is_shown_without_its_password(url: str, expected: str) -> No
     assert location == parse_location(url) != parse_location("postgresql://other")
 
 
+def test_a_short_password_does_not_change_other_words() -> None:
+    location = parse_location("postgresql://u:e@host/runs")
+    assert isinstance(location, StoreUrl)
+    clean = location.without_passwords
+    assert clean("the server refused the connection") == "the server refused the connection"
+    assert clean('invalid port number: "e"') == 'invalid port number: "***"'
+    assert clean("postgresql://u:e@host/runs failed") == "postgresql://u@host/runs failed"
+    assert clean("postgresql://other:e@host") == "postgresql://other:***@host"
+
+
 def test_other_addresses_are_directories_or_refused() -> None:
     assert parse_location("runs/one") == parse_location(Path("runs/one")) == Path("runs/one")
     with pytest.raises(ConfigError, match=r"mysql:// is not a supported kind of store.*postgresql://"):
@@ -99,6 +109,8 @@ def test_a_store_of_the_release_before_is_brought_up_to_the_same_tables(postgres
         "ALTER TABLE traces DROP tools_source, DROP tools_bytes, DROP tools_escaped",
         "ALTER TABLE turns DROP prompt_bytes, DROP prompt_escaped, DROP prompt_messages, DROP prompt_images",
         "ALTER TABLE turns DROP answer_chars",
+        "DROP TABLE settings",
+        "ALTER TABLE blobs DROP bucket_bytes",
         "UPDATE alembic_version SET version_num = '0007'",
     ):
         rows(postgresql_store, change)

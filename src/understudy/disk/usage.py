@@ -18,13 +18,17 @@ from understudy.store.sqlite import FILE
 
 
 class DiskUse(Struct, frozen=True, kw_only=True):
-    """Something that takes `bytes`; of these, `unused` are empty or were not used recently (None: unknown)."""
+    """Something that takes `bytes`; of these, `unused` are empty or were not used recently (None: unknown).
+
+    `error`: it could not be read, and its size is unknown; `note` says why.
+    """
 
     what: str
     where: str
     bytes: int
     unused: int | None = None
     note: str = ""
+    error: bool = False
 
 
 def store_use(stores: Sequence[FoundStore]) -> Iterable[DiskUse]:
@@ -37,7 +41,7 @@ def store_use(stores: Sequence[FoundStore]) -> Iterable[DiskUse]:
                 runs = store.space.runs()
                 setting, in_bucket = store.bucket.setting, store.bucket.use()
         except StoreError as error:
-            yield DiskUse(what="store", where=where, bytes=0, note=str(error))
+            yield DiskUse(what="store", where=where, bytes=0, note=str(error), error=True)
             continue
         calls, pruned = sum(run.calls for run in runs), sum(run.pruned for run in runs)
         parts = [f"{len(runs)} runs", f"{calls} calls"]

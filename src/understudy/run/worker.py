@@ -37,6 +37,7 @@ from understudy.util.text import visible_line
 
 _LEASE_CHECK_S = 3.0
 _OPEN_AGAIN_S = 30.0
+_RESOLVE_AGAIN_S = 120.0
 """After how many seconds a run is tried again that could not be opened, for example because its model server
 was down.
 """
@@ -108,6 +109,9 @@ class RunWorker:
         self._retry_at: dict[str, float] = {}
         self._refused: dict[str, str | None] = {}
         """Runs that this worker cannot execute → the release that had enqueued them then."""
+        self.unresolved: dict[str, str] = {}
+        """Runs that were given up because a host's name did not resolve → the error."""
+        self._unresolved_since: dict[str, float] = {}
         self._streaks: dict[str, FailureStreak] = {}
         self._rests: dict[str, float] = {}
         self._store_fault: StoreError | None = None
@@ -319,7 +323,10 @@ class RunWorker:
                 )
             )
         except (UnderstudyError, msgspec.ValidationError) as error:
-            if isinstance(error, StoreUnavailable) or (isinstance(error, UnderstudyError) and error.retryable):
+            if self._never_resolves(run.id, error):
+                self.unresolved[run.id] = str(error)
+                await self._refuse(run, str(error))
+            elif isinstance(error, StoreUnavailable) or (isinstance(error, UnderstudyError) and error.retryable):
                 line = f"run {run.id} cannot be begun yet, next try in {_OPEN_AGAIN_S:.0f} s: {error}"
                 await self._leave(run.id, str(error), _OPEN_AGAIN_S, line)
             else:
@@ -328,6 +335,17 @@ class RunWorker:
         watching = None if watch is None else asyncio.create_task(_raise_at_end(watch))
         self._opened[run.id] = _OpenedRun(context, run.served, stack, watching)
         await self._welcome(run.id)
+
+    def _never_resolves(self, run_id: str, error: Exception) -> bool:
+        """Return whether a worker that ends when it is idle should not wait any more for a host's name to resolve.
+
+        A server that is away has a name, and may be back.
+        """
+        if not self._stop_when_idle or not _is_unresolved(error):
+            self._unresolved_since.pop(run_id, None)
+            return False
+        since = self._unresolved_since.setdefault(run_id, time.monotonic())
+        return time.monotonic() - since >= _RESOLVE_AGAIN_S
 
     async def _execute(self, opened: _OpenedRun, claim: ClaimedRollout) -> None:
         """Make an attempt, and store how it ended."""
@@ -414,3 +432,12 @@ async def _validate(context: RunContext, rollout: Rollout) -> None:
             f"{task.instance_id} cannot be validated on {socket.gethostname()}: {reason}; "
             "`understudy tasks check` on that machine shows details"
         )
+
+
+def _is_unresolved(error: BaseException | None) -> bool:
+    """Return whether an error was caused by a host's name that does not resolve, here or for the program ssh."""
+    while error is not None:
+        if isinstance(error, socket.gaierror) or "Could not resolve hostname" in str(error):
+            return True
+        error = error.__cause__
+    return False

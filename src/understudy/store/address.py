@@ -11,6 +11,8 @@ from understudy.errors import ConfigError
 
 _SCHEME = re.compile(r"postgres(?:ql)?://")
 _QUERY = re.compile(r"\?(?=[\w%]+=)")
+_SHORT = 4
+_AROUND_PASSWORDS = (('"', '"'), ("'", "'"), (":", "@"), ("password=", ""))
 _SECRET_PARAMETERS = ("password", "sslpassword")
 
 
@@ -50,11 +52,20 @@ class StoreUrl:
         return hash(self._text)
 
     def without_passwords(self, text: str) -> str:
-        """Return a text from libpq with the passwords of this URL replaced."""
+        """Return a text from libpq with the passwords of this URL replaced.
+
+        A password of a few letters occurs in many words, so it is replaced only where libpq quotes it, or where a
+        URL or a list of parameters has it.
+        """
+        text = text.replace(self.secret_url, self._text)
         for password in filter(None, self._passwords):
-            for form in (password, quote(password, safe="")):
-                text = text.replace(form, "***")
-        return text.replace(self.secret_url, self._text)
+            for form in {password, quote(password, safe="")}:
+                if len(password) >= _SHORT:
+                    text = text.replace(form, "***")
+                    continue
+                for before, after in _AROUND_PASSWORDS:
+                    text = text.replace(f"{before}{form}{after}", f"{before}***{after}")
+        return text
 
 
 StoreLocation = Path | StoreUrl

@@ -218,6 +218,8 @@ def open_engine(
                     # This store cannot be migrated here, so views stand in for what later migrations added.
                     event.listen(engine, "connect", partial(_add_views, _READ_BY_VIEWS[version]))
                     engine.dispose()
+                elif version is not None and (message := unknown_schema(version)):
+                    raise StoreError(f"{file} {message}")
                 elif read_only and is_writable(file):
                     raise StoreError(
                         f"{file} is at schema {version or 'none'}, this release at {HEAD}; migrate it with: "

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sqlite3
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from understudy import __version__
+from understudy.errors import BackendError, SandboxError
+from understudy.run import worker as worker_module
 from understudy.run.worker import RunWorker
 from understudy.store import Store
 from understudy.store.runs import Lease
@@ -91,3 +96,64 @@ def test_a_free_slot_is_filled_though_nothing_in_the_store_has_changed(
     assert queued.returncode == 0, queued.stderr
     with Store.open(tmp_path / "store") as store:
         asyncio.run(work(store))
+
+
+class _Models(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b'{"object": "list", "data": [{"id": "m", "object": "model"}]}'
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_host_whose_name_does_not_resolve_is_given_up_by_a_worker_that_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Models)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address, wrong = f"127.0.0.1:{server.server_port}", "no-such-host.invalid:8000"
+    dump([quick_task(0)], tmp_path / "tasks.jsonl")
+    options = ("--engine", "detached", "--agent", "shell", "--agent-command", "true", "--sandbox", "unsafe-local")
+    run = ("run", "vllm", "--base-url", f"http://{address}/v1", "--backend-model-high", "m", "-n", "1")
+    places = ("-t", tmp_path / "tasks.jsonl", "-o", tmp_path / "out", "--store", tmp_path / "store")
+    queued = understudy(*run, *places, *options)
+    server.shutdown()
+    server.server_close()
+    assert queued.returncode == 0, queued.stderr
+    with sqlite3.connect(tmp_path / "store" / "store.db") as raw:
+        raw.execute("UPDATE runs SET config = CAST(replace(CAST(config AS TEXT), ?, ?) AS BLOB)", (address, wrong))
+    raw.close()
+    lines: list[str] = []
+    monkeypatch.setattr(worker_module, "_OPEN_AGAIN_S", 0.1)
+    monkeypatch.setattr(worker_module, "_RESOLVE_AGAIN_S", 1.0)
+
+    async def work(store: Store) -> RunWorker:
+        (tmp_path / "w").mkdir()
+        lease = Lease("w", 60.0)
+        worker = RunWorker(
+            store, tmp_path / "w", capacity=1, lease=lease, stop_when_idle=True, report=lines.append
+        )
+        async with asyncio.timeout(50):
+            await worker.run()
+        return worker
+
+    with Store.open(tmp_path / "store") as store:
+        worker = asyncio.run(work(store))
+    (reason,) = worker.unresolved.values()
+    assert "cannot resolve no-such-host.invalid" in reason and "check the host name" in reason
+    assert "cannot be begun yet" in lines[0], "it was tried again for a while"
+    assert "is left to other workers" in lines[-1]
+
+
+def test_a_server_that_is_away_is_not_given_up() -> None:
+    away, unknown = BackendError("no response"), BackendError("no response")
+    away.__cause__ = ConnectionRefusedError("refused")
+    unknown.__cause__ = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    is_unresolved = worker_module._is_unresolved  # pyright: ignore[reportPrivateUsage]
+    assert not is_unresolved(away) and is_unresolved(unknown)
+    assert is_unresolved(SandboxError("ssh: Could not resolve hostname nowhere: Name or service not known"))

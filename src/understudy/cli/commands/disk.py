@@ -18,6 +18,7 @@ from understudy.util.settings import option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from understudy.disk.usage import DiskUse
     from understudy.store.address import StoreLocation
 
 _DIRS_HELP = "Directories of runs and loops, or databases [default: ./runs]."
@@ -31,7 +32,7 @@ def du(
     """Show what takes space: stores, files of runs, weights of loops, the cache, prepared images.
 
     "Can go" is unused space in databases, and caches and images that were not used for 30 days. Nothing is
-    changed.
+    changed. Fails if a store cannot be read.
     """
     from understudy.disk.stores import stores_of
     from understudy.disk.usage import cache_use, image_use, loop_use, store_use
@@ -41,7 +42,13 @@ def du(
     uses = [*store_use(stores), *loop_use(loops), *cache_use(cache_dir(), older), *image_use(older)]
     if json_:
         print_json({"uses": uses, "bytes": sum(each.bytes for each in uses)})
-        return
+    else:
+        _print_uses(uses)
+    if any(each.error for each in uses):
+        raise typer.Exit(1)
+
+
+def _print_uses(uses: Sequence[DiskUse]) -> None:
     rows = [
         (each.what, size_text(each.bytes), size_text(each.unused), each.where, each.note)
         for each in uses

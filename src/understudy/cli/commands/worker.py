@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from understudy.cli.interrupts import run_stoppable
 from understudy.cli.options import command
 from understudy.cli.settings import DRAIN_TIMEOUT_S, DrainTimeout, default_concurrency
+from understudy.errors import BackendError
 from understudy.run.executors import LEASE_S, worker_name
 from understudy.run.worker import RunWorker
 from understudy.store import Store
@@ -85,3 +86,8 @@ def worker(settings: WorkerSettings) -> None:
             work(), lambda: bool(workers) and workers[0].drain(), drain_timeout_s=settings.drain_timeout
         )
     typer.echo(f"understudy: worker {lease.worker} has ended, {executed} attempts ended here", err=True)
+    if unresolved := workers[0].unresolved:
+        run_id, reason = next(iter(unresolved.items()))
+        raise BackendError(
+            f"{len(unresolved)} runs were not begun, since the name of a host does not resolve; {run_id}: {reason}"
+        )
