@@ -19,8 +19,8 @@ from understudy.store.address import StoreLocation, StoreUrl
 from understudy.tasks.records import dump
 
 from support import calc_task, docker_engine, example_count, imports_torch, kubernetes_server, postgresql, require
-from support.order import longest_first
 from support import s3_server as s3_server_
+from support.order import longest_first
 
 if TYPE_CHECKING:
     from understudy.sandbox.base import Sandboxes
