@@ -75,9 +75,9 @@ def test_errors_say_what_to_do(provider: HarborProvider, tmp_path: Path) -> None
         ({"python": sys.executable}, "No module named 'harbor'"),
         ({"python": "/no/python"}, "there is no Python /no/python"),
         ({"target": "no-such-provider"}, "no-such-provider"),
-        ({"options": str(broken)}, "expected the path of a file with a JSON object"),
-        ({"options": str(not_utf8)}, "expected the path of a file with a JSON object"),
-        ({"options": str(tmp_path / "missing")}, "expected the path of a file with a JSON object"),
+        ({"options": str(broken)}, "give the path of a file with a JSON object"),
+        ({"options": str(not_utf8)}, "give the path of a file with a JSON object"),
+        ({"options": str(tmp_path / "missing")}, "give the path of a file with a JSON object"),
     ):
         with pytest.raises((ConfigError, SandboxError), match=message):
             load_sandboxes("harbor", {**options, **changed})

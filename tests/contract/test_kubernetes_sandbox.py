@@ -116,7 +116,7 @@ def test_errors_say_what_to_do(cluster: Cluster, tmp_path: Path) -> None:
         ({"template": ""}, "no template; give kubernetes:NAMESPACE"),
         ({"template": str(tmp_path / "missing.yaml")}, "cannot read the pod's template"),
         ({"template": str(broken)}, "cannot read the pod's template"),
-        ({"template": str(deployment)}, "got 'ConfigMap'; expected one object of kind Pod"),
+        ({"template": str(deployment)}, "got 'ConfigMap'; give one object of kind Pod"),
         ({"kubeconfig": str(reader)}, "forbidden"),
         ({"kubeconfig": str(stranger)}, "must be logged in"),
         ({"target": "elsewhere"}, "kubectl create"),

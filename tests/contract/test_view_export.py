@@ -203,7 +203,7 @@ def test_what_cannot_be_exported_is_refused_in_words(tmp_path: Path):
     for arguments, message in (
         ((), "expected a run or a loop to write into this file, got none"),
         ((tmp_path / "none",), "is not a directory"),
-        ((tmp_path,), "is no store; expected the directory of a run or a loop"),
+        ((tmp_path,), "is no store; give the directory of a run or a loop"),
         ((logs,), "a store of kind `sessions`"),
         ((run, "nothing"), "has no rollout 'nothing'"),
         ((run, "--max-mb", 1), "larger than 1 MB"),

@@ -167,7 +167,7 @@ class ClaudeCode:
             open_file_limit.isascii() and open_file_limit.isdigit() and int(open_file_limit)
         ):
             raise ConfigError(
-                f"--open-file-limit: expected a number of files, at least 1, got {open_file_limit!r}"
+                f"--open-file-limit: expected a number of files, at least 1, got {open_file_limit!r}; give one"
             )
         self._by_sdk = run_method == "python"
         names = _tool_names(tools) if tools else ()
@@ -325,7 +325,8 @@ def _require_started(events: Iterable[_StreamEvent], debug_log: bytes) -> None:
         reasons = [line.partition("[ERROR] ")[2] for line in lines if "[ERROR]" in line and "MCP server" in line]
         raise AgentError(
             f"--mcp-config: MCP servers that did not start: {', '.join(sorted(failed))}; expected programs of the "
-            f"sandbox that work without network. Claude Code says: {'; '.join(reasons)[:500] or 'nothing'}"
+            "sandbox that work without network: correct them. Claude Code says: "
+            f"{'; '.join(reasons)[:500] or 'nothing'}"
         )
 
 

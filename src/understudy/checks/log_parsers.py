@@ -264,7 +264,7 @@ def _parse_by_swebench(name: str, log: str, instance: str) -> tuple[dict[str, st
     if name not in swebench_parsers():
         raise GraderError(
             f"the swebench package in {swebench_directory()} has no parser {name!r}; expected version "
-            "5: pip install -U 'understudy[swebench]'"
+            "5; install it: pip install -U 'understudy[swebench]'"
         )
     try:
         answer = _run_swebench("parse", name, instance, log.encode(errors="replace"))
@@ -338,8 +338,8 @@ def check_parser(name: str, where: str) -> None:
         return
     if swebench_directory() is None:
         raise TaskError(
-            f"{where}: checks.parser {name!r} is not one of Understudy's own ({', '.join(sorted(PARSERS))}); the "
-            "swebench package may have it: pip install 'understudy[swebench]'"
+            f"{where}: checks.parser {name!r} is not one of Understudy's own ({', '.join(sorted(PARSERS))}); give "
+            "one of these, or install the swebench package, which may have it: pip install 'understudy[swebench]'"
         )
     if name not in (names := swebench_parsers()):
         raise TaskError(f"{where}: checks.parser: unknown parser {name!r}; give one of {', '.join(sorted(names))}")

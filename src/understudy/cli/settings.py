@@ -370,8 +370,8 @@ class AgentRunSettings(Struct, frozen=True, kw_only=True):
         """
         if len(self.agents) != 1:
             raise ConfigError(
-                f"--agent: expected one agent, got {', '.join(self.agents) or 'none'}; this command works "
-                "with a single agent"
+                f"--agent: expected one agent, got {', '.join(self.agents) or 'none'}; give one, "
+                "because this command works with a single agent"
             )
         return self.agents[0]
 

@@ -78,8 +78,7 @@ def stores_of(locations: Iterable[StoreLocation]) -> tuple[list[FoundStore], lis
             continue
         if not location.is_dir():
             raise ConfigError(
-                f"{location} is not a directory; expected one that a run or a loop wrote to, or the URL of a "
-                "database"
+                f"{location} is not a directory; give one that a run or a loop wrote to, or the URL of a database"
             )
         outer = loop_around(location)
         for each in find_stores(location):

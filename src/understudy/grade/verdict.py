@@ -389,11 +389,14 @@ async def validate(
         if is_solved(second.verdict.reward):
             empty = await _evaluate(without, nothing, sandboxes, environment)
             graded, gold = without, second.verdict
-    for name, verdict, expected in (("the gold patch", gold, 1.0), ("the empty patch", empty.verdict, 0.0)):
+    for name, verdict, expected, remedy in (
+        ("the gold patch", gold, 1.0, "correct the gold patch or the checks"),
+        ("the empty patch", empty.verdict, 0.0, "give checks that fail without the gold patch"),
+    ):
         if verdict.reward != expected:
             reason = (
                 f"task {task.instance_id}: {name} scores {verdict.reward:g} instead of {expected:g}: "
-                f"{verdict.reason}\n{verdict.log[-2000:]}".rstrip()
+                f"{verdict.reason}; {remedy}\n{verdict.log[-2000:]}".rstrip()
             )
             if "did not end in" not in verdict.reason:  # they may on another attempt with less load
                 failure.parent.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,7 @@ def model_path(name: str | Path, report: Callable[[str], None] = lambda _: None)
             f"name; check the path, or fetch the model: understudy models fetch {text}"
         )
     raise ConfigError(
-        f"there is no directory {path}; expected a Hugging Face model directory, a GGUF file, {TINY}, or the name "
+        f"there is no directory {path}; give a Hugging Face model directory, a GGUF file, {TINY}, or the name "
         f"of a fetched model (understudy models list)"
     )
 

@@ -69,7 +69,7 @@ def decode_tokens(token_bytes: Sequence[bytes], ids: Iterable[int]) -> str:
     if ids and not (min(ids) >= 0 and max(ids) < size):
         wrong = next(id_ for id_ in ids if not 0 <= id_ < size)
         raise BackendError(
-            f"invalid token id {wrong}; expected 0 to {size - 1}, the ids of the vocabulary", status=400
+            f"invalid token id {wrong}; expected 0 to {size - 1}: encode with this model's tokenizer", status=400
         )
     return b"".join([token_bytes[id_] for id_ in ids]).decode("utf-8", "replace")
 

@@ -298,7 +298,7 @@ class ModelServer:
         if model not in self._served.models():
             served = ", ".join((self._model, *self._served.models()))
             raise InvalidRequestError(
-                f"The model `{model}` does not exist. Expected one of: {served}",
+                f"The model `{model}` does not exist. Name one of: {served}",
                 status=404,
                 param="model",
                 kind="NotFoundError",

@@ -142,7 +142,7 @@ def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_located(key, str(error))}; correct this key") from error
     if not config.model.strip():
-        raise ConfigError(f"{path}: {key}.model is empty; expected the model's name at its server")
+        raise ConfigError(f"{path}: {key}.model is empty; give the model's name at its server")
     family = config.family.strip().lower() if config.family is not None else model_family(config.model)
     teacher = Teacher(name=name, config=config, family=family or None)
     try:

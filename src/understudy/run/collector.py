@@ -334,7 +334,7 @@ def _gateway_config(server: TrainedModelServer, settings: RolloutSettings) -> Ga
         kind = msgspec.convert(server.backend, BackendKind)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"backend: invalid value {server.backend!r}: {error}; training expects embedded, vllm or sglang"
+            f"backend: invalid value {server.backend!r}: {error}; give embedded, vllm or sglang"
         ) from error
     model = ModelConfig(
         backend=kind,

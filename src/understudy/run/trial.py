@@ -238,9 +238,7 @@ def parse_version(text: str) -> list[AgentPackage]:
     name, separator, version = text.partition("@")
     pinned = agent_package(name)
     if separator and _VERSION.fullmatch(version) is None:
-        raise ConfigError(
-            f"{text}: invalid version {version!r}; expected a version such as {name}@{pinned.version}"
-        )
+        raise ConfigError(f"{text}: invalid version {version!r}; give one such as {name}@{pinned.version}")
     return [pinned] if version in ("", pinned.version) else [pinned, pinned.at_version(version)]
 
 

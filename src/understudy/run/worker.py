@@ -430,7 +430,7 @@ async def _validate(context: RunContext, rollout: Rollout) -> None:
         # The task was valid where the run was enqueued, so another machine, or a later attempt, may succeed.
         raise SandboxError(
             f"{task.instance_id} cannot be validated on {socket.gethostname()}: {reason}; "
-            "`understudy tasks check` on that machine shows details"
+            "run `understudy tasks check` on that machine for details"
         )
 
 

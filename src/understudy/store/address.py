@@ -22,7 +22,7 @@ class StoreUrl:
     def __init__(self, url: str) -> None:
         """Parse a URL. Raises ConfigError if it is not a PostgreSQL URL."""
         if not (scheme := _SCHEME.match(url)):
-            raise ConfigError("invalid database URL; expected: postgresql://USER@HOST:PORT/DATABASE")
+            raise ConfigError("invalid database URL; give one like postgresql://USER@HOST:PORT/DATABASE")
         self.secret_url = url
         body, *query = _QUERY.split(url[scheme.end() :], maxsplit=1)
         user, at, database = body.rpartition("@")

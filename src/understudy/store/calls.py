@@ -162,7 +162,7 @@ class CallRepository(Repository):
                 if not _is_stored(context, call):
                     raise StoreError(
                         f"duplicate call: attempt {call.attempt_id} has another call with number {call.sequence}; "
-                        f"expected a new number for call {call.id}"
+                        f"give call {call.id} a new number"
                     )
                 return
             inserted = InsertedCall(key, base, ids)
@@ -278,7 +278,7 @@ class CallRepository(Repository):
             for call in _read(connection, calls.c.id == call_id):
                 return call
         raise NotInStore(
-            f"{self._name}: there is no call {call_id}; `understudy show` lists the calls of an attempt"
+            f"{self._name}: there is no call {call_id}; give one that `understudy show` lists for an attempt"
         )
 
     def versioned_models(self) -> frozenset[str]:
@@ -369,7 +369,7 @@ def _is_stored(context: WriteContext, call: Call) -> bool:
     if existing is not None and existing != (call.attempt_id, call.sequence):
         raise StoreError(
             f"duplicate call id {call.id}: it is stored as number {existing[1]} of attempt {existing[0]}; "
-            f"expected a new id for number {call.sequence} of attempt {call.attempt_id}"
+            f"give number {call.sequence} of attempt {call.attempt_id} a new id"
         )
     return existing is not None
 
@@ -517,8 +517,8 @@ def _refuse_pruned(call_id: str, request: bytes, response: bytes) -> None:
     if request == PRUNED_REQUEST:
         raise StoreError(
             f"the request and the response of call {call_id} were removed by `understudy prune` on "
-            f"{_object(response).get('at')} and cannot be restored; the rollout's status, patch and verdict "
-            "remain"
+            f"{_object(response).get('at')} and cannot be restored; use the rollout's status, patch and "
+            "verdict, which remain"
         )
 
 

@@ -67,7 +67,7 @@ def json_column(encoder: Callable[[object], bytes], value: object, what: str) ->
         return encoder(value)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise StoreError(
-            f"{what} cannot be written as JSON: {error}; expected numbers, strings, lists and objects, without NaN"
+            f"{what} cannot be written as JSON: {error}; give numbers, strings, lists and objects, without NaN"
         ) from error
 
 

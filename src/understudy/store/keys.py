@@ -62,7 +62,7 @@ class KeyRepository(Repository):
         """Create a client, unless it exists. Returns its attempt, which has no rollout and does not end."""
         if not name or not name.isprintable() or name != name.strip() or len(name) > _LONGEST_NAME:
             raise StoreError(
-                f"invalid client name {name[:_LONGEST_NAME]!r}: expected 1 to {_LONGEST_NAME} printable "
+                f"invalid client name {name[:_LONGEST_NAME]!r}; give 1 to {_LONGEST_NAME} printable "
                 "characters, without a space at either end"
             )
         attempt_id = CLIENT + name

@@ -203,7 +203,7 @@ class RunRepository(Repository):
         """Return a rollout by its id. Raises StoreError if there is none."""
         for rollout in self._read_all(select(rollouts).where(rollouts.c.id == rollout_id), read_rollout):
             return rollout
-        raise NotInStore(f"{self._name}: there is no rollout {rollout_id}; `understudy show` lists them")
+        raise NotInStore(f"{self._name}: there is no rollout {rollout_id}; give one that `understudy show` lists")
 
     def find_rollout(self, prefix: str) -> Rollout:
         """Return the one rollout whose id is or begins with `prefix`.
@@ -215,7 +215,9 @@ class RunRepository(Repository):
         if exact := [rollout for rollout in matches if rollout.id == prefix]:
             return exact[0]
         if not matches:
-            raise NotInStore(f"{self._name}: no rollout's id begins with {prefix!r}; `understudy show` lists them")
+            raise NotInStore(
+                f"{self._name}: no rollout's id begins with {prefix!r}; give one that `understudy show` lists"
+            )
         if len(matches) > 1:
             some = ", ".join(rollout.id for rollout in matches[:5])
             many = f"the ids of {len(matches)} rollouts begin with {prefix!r}: {some}, …"
@@ -325,7 +327,7 @@ class RunRepository(Repository):
         for attempt in self._read_all(select(attempts).where(attempts.c.id == attempt_id), read_attempt):
             return attempt
         raise NotInStore(
-            f"{self._name}: there is no attempt {attempt_id}; `understudy show ROLLOUT` lists the attempts"
+            f"{self._name}: there is no attempt {attempt_id}; give one that `understudy show ROLLOUT` lists"
         )
 
     def patch(self, attempt_id: str) -> bytes | None:
@@ -497,7 +499,7 @@ def _move(context: WriteContext, noun: str, key: str, status: Any, **values: Any
         return
     current = context.connection.execute(select(table.c.status).where(table.c.id == key)).scalar()
     if current is None:
-        raise NotInStore(f"the store has no {noun} {key}; `understudy show` lists what it has")
+        raise NotInStore(f"the store has no {noun} {key}; give one that `understudy show` lists")
     legal = ", ".join(sorted(transitions[current])) or "nothing: that is a final state"
     kind = LeaseLost if current == "unresponsive" else StoreError
     raise kind(

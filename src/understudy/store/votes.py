@@ -46,7 +46,9 @@ class VoteRepository(Repository):
         if subject == "rollout":
             query = select(rollouts.c.id).where(rollouts.c.id == subject_id)
             if context.connection.execute(query).first() is None:
-                raise NotInStore(f"the store has no rollout {subject_id} to vote on; `understudy show` lists them")
+                raise NotInStore(
+                    f"the store has no rollout {subject_id} to vote on; give one that `understudy show` lists"
+                )
         _remove(context, subject, subject_id, voter)
         values = {
             "subject": subject,

@@ -82,7 +82,7 @@ def read_dockerfile(path: Path) -> DockerfileRecipe:
                 )
             if not recipe.image and word.upper() != "FROM":
                 raise _UnsupportedInstruction(
-                    f"{word.upper()} before FROM; expected FROM as the first instruction"
+                    f"{word.upper()} before FROM, expected FROM as the first instruction; move it"
                 )
             handler(recipe, line, rest.strip())
         except _UnsupportedInstruction as refusal:

@@ -100,8 +100,8 @@ def _make(home: Path, requirements: str) -> None:
         ) from error
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
-            f"{home}: the Python environment for tasks could not be made ({error}); it needs a Python with "
-            f"venv and ensurepip (Debian: apt-get install python3-venv) and a writable cache"
+            f"{home}: the Python environment for tasks could not be made ({error}); install "
+            "venv and ensurepip (Debian: apt-get install python3-venv), and check that the cache is writable"
         ) from error
     if pip.returncode:
         raise ConfigError(

@@ -136,7 +136,7 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
 
 
 def _cannot(statement: _Statement, why: str) -> TaskError:
-    return TaskError(f"eval_script: line {statement.first + 1} {why}: {statement.text[:120]!r}")
+    return TaskError(f"eval_script: line {statement.first + 1} {why}: correct {statement.text[:120]!r}")
 
 
 def _statements(lines: Sequence[str]) -> Iterator[_Statement]:

@@ -143,7 +143,8 @@ def _workdir(folder: Path, image: str, sandboxes: Sandboxes) -> str:
     workdir = sandboxes.workdir_of(image)
     if workdir in ("", "/"):
         raise TaskError(
-            f"{folder}: its image {image} has no WORKDIR below /, whose content is the task's tree; set one"
+            f"{folder}: its image {image} has no WORKDIR below /, whose content is the task's tree; set one "
+            "in its Dockerfile"
         )
     return workdir
 

@@ -53,7 +53,7 @@ def named_image(image: str, choice: ImageChoice) -> str:
     TaskError.
     """
     if not _IMAGE.fullmatch(image):
-        raise TaskError(f"image: invalid image name: {image[:80]!r}; expected as in registry/name:tag")
+        raise TaskError(f"image: invalid image name: {image[:80]!r}; give one such as registry/name:tag")
     if choice.namespace is None and choice.instance_image_tag is None:
         return image
     registry, slash, name = image.partition("@")[0].rpartition("/")

@@ -209,7 +209,7 @@ def _swe_rebench(row: DatasetRow, choice: ImageChoice) -> Task:
     config = row.object("install_config")
     key = next((key for key in ("image_name", "docker_image") if row.has(key)), "")
     if not key:
-        raise TaskError("image_name: is missing; expected the image to run the instance in")
+        raise TaskError("image_name: is missing; give the image to run the instance in")
     image = row.text(key)
     parser_key = "log_parser" if config.has("log_parser") else "parser"
     parser = config.text(parser_key)
@@ -243,8 +243,7 @@ def _swe_bench_live(row: DatasetRow, choice: ImageChoice) -> Task:
     parser = row.text("log_parser").strip()
     if "\n" in parser:
         raise TaskError(
-            "log_parser: is a program, which is not run for security; expected the name of a parser, "
-            "such as pytest"
+            "log_parser: is a program, which is not run for security; give the name of a parser, such as pytest"
         )
     tests, prints = row.lines("test_cmds"), row.lines("print_cmds")
     if not tests:
@@ -424,7 +423,7 @@ def task_of(data: dict[str, Any], choice: ImageChoice = ImageChoice()) -> Task: 
             records.check(task, format.name)
             return task
     expected = "; ".join(f"{format.name}: {', '.join(format.keys)}" for format in FORMATS)
-    raise TaskError(f"unsupported row format; expected the keys of one of: {expected}; or a task record's")
+    raise TaskError(f"unsupported row format; give rows with the keys of a task record, or of one of: {expected}")
 
 
 def load_rows(
@@ -462,7 +461,7 @@ def load_rows(
             try:
                 task = task_of(row, choice)
                 if task.instance_id in tasks:
-                    raise TaskError("instance_id: occurs twice; the first row is used")
+                    raise TaskError("instance_id: occurs twice, so this row was left out; give each row its own")
             except TaskError as error:
                 refused.append(RefusedRow(name[:150], where, str(error)))
                 continue

@@ -230,7 +230,7 @@ def _fill(file: AnswerFile, location: StoreLocation, chosen: Sequence[str]) -> s
     summary = next((each for each in stores if each.id == own), None)
     if summary is None or summary.kind not in ("run", "loop"):
         what = "no store" if summary is None else f"a store of kind `{summary.kind}`"
-        raise ConfigError(f"--export: {location} is {what}; expected the directory of a run or a loop")
+        raise ConfigError(f"--export: {location} is {what}; give the directory of a run or a loop")
     if summary.state != "ok" and summary.error is not None:
         raise StoreError(summary.error.message)
     if summary.kind == "loop":
@@ -255,7 +255,8 @@ def _fill(file: AnswerFile, location: StoreLocation, chosen: Sequence[str]) -> s
     if missing:
         names = ", ".join(repr(each[:100]) for each in sorted(missing)[:5])
         raise ConfigError(
-            f"--export: {location} has no rollout {names}; `understudy show --dir '{location}'` lists them"
+            f"--export: {location} has no rollout {names}; give some that `understudy show --dir "
+            f"'{location}'` lists"
         )
     return start
 

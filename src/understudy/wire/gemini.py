@@ -344,7 +344,9 @@ def _read_target(target: str) -> GeminiTarget:
     """Return what a path asks for. Raises InvalidRequest for a stream that is not one of server-sent events."""
     parsed_target = read_target(target)
     if parsed_target is None:
-        raise InvalidRequest(f"{target[:200]}: no such path; expected {target_of('MODEL')}")
+        raise InvalidRequest(
+            f"{target[:200]}: no such path, expected {target_of('MODEL')}; check the client's base URL"
+        )
     if parsed_target.stream and not parsed_target.sse:
         raise InvalidRequest("streamGenerateContent without alt=sse is unsupported; add ?alt=sse to the path")
     return parsed_target

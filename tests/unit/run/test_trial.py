@@ -77,9 +77,9 @@ def test_a_version_is_named_behind_the_agent() -> None:
     ("text", "message"),
     [
         ("moon@1", "--agent moon: this agent cannot be installed"),
-        ("pi@", "invalid version ''; expected a version such as pi@0.87.1"),
+        ("pi@", "invalid version ''; give one such as pi@0.87.1"),
         ("pi@latest", "invalid version 'latest'"),
-        ("pi@1/../../x", "expected a version"),
+        ("pi@1/../../x", "give one such as"),
     ],
 )
 def test_other_names_of_versions_are_refused(text: str, message: str) -> None:

@@ -203,7 +203,7 @@ async def test_an_invalid_folder_is_refused_with_the_reason(
         ("FROM a\nWORKDIR /app\nCOPY a /etc/\n", 3, "outside the last WORKDIR /app"),
         ("FROM a\nRUN ls\nWORKDIR /app\n", 2, "outside the last WORKDIR /app"),
         ("FROM a\nENV PATH=/x:$PATH\n", 2, r"\$PATH: not set by an earlier ENV"),
-        ("RUN true\nFROM a\n", 1, "RUN before FROM; expected FROM as the first instruction"),
+        ("RUN true\nFROM a\n", 1, "RUN before FROM, expected FROM as the first instruction"),
         ("FROM a\nENV PATH=/x\n", 2, "ENV PATH"),
         ("FROM a\nENV A='unclosed\n", 2, "No closing quotation"),
         ("FROM a\nENV =x\n", 2, "expected NAME=value"),

@@ -106,8 +106,8 @@ def _database(store: str | None) -> StoreUrl | None:
     location = parse_location(store)
     if not isinstance(location, StoreUrl):
         raise ConfigError(
-            f"--store: expected the URL of a database, postgresql://USER@HOST/NAME, got {store!r}; for a "
-            "directory use --dir"
+            f"--store: expected the URL of a database, postgresql://USER@HOST/NAME, got {store!r}; give one, "
+            "or use --dir for a directory"
         )
     return location
 
@@ -180,7 +180,7 @@ def revoke(
     with Store.open(location, create=False) as store:
         if not store.keys.revoke(CLIENT + name).result():
             raise ConfigError(
-                f"{location} has no valid key named {name!r}; `understudy gateway keys` lists the names"
+                f"{location} has no valid key named {name!r}; give one that `understudy gateway keys` lists"
             )
 
 

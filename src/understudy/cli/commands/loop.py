@@ -131,7 +131,7 @@ def _check(settings: LoopSettings) -> None:
     schedule, agent = settings.schedule, settings.agent
     if not settings.tasks:
         raise ConfigError(
-            "missing option --tasks, the training tasks; to make some: "
+            "missing option --tasks, the training tasks; give a file of tasks, made for example with: "
             "understudy tasks make functions --count 64 --output train.jsonl"
         )
     if agent.only_agent == "shell" and agent.agent_command is None:
@@ -141,7 +141,7 @@ def _check(settings: LoopSettings) -> None:
             f"--backend {schedule.backend}: unsupported for training; give one of {', '.join(SERVERS)}"
         )
     if schedule.backend != "embedded" and not settings.runtime.urls:
-        raise ConfigError(f"--backend {schedule.backend} needs --base-url, the address of its server")
+        raise ConfigError(f"--backend {schedule.backend} needs --base-url, the address of its server; add it")
     if schedule.min_groups > schedule.groups:
         raise ConfigError(
             f"--min-groups {schedule.min_groups}: must not exceed --groups ({schedule.groups}); raise --groups"
@@ -258,7 +258,10 @@ async def _load(specs: tuple[str, ...], sandboxes: Sandboxes) -> list[Task]:
     for line in loaded.report():
         typer.echo(f"understudy: {line}", err=True)
     if not loaded.tasks:
-        raise TaskError(f"no task found in {', '.join(specs)}; see the refused rows above")
+        raise TaskError(
+            f"no task found in {', '.join(specs)}, expected at least one; correct the refused rows above, or "
+            "give other tasks"
+        )
     return loaded.tasks
 
 

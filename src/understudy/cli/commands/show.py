@@ -114,8 +114,8 @@ def _session_match(store: Store, name: str) -> tuple[str | None, str | None]:
     if store.runs.all():
         return None, None
     raise ConfigError(
-        f"no id of a session or state begins with {name!r}; `understudy show DIR` lists the sessions of a store, "
-        "`understudy states DIR` the states"
+        f"no id of a session or state begins with {name!r}; give one that `understudy show DIR` (sessions) or "
+        "`understudy states DIR` (states) lists"
     )
 
 

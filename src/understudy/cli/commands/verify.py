@@ -39,7 +39,7 @@ def verify(
     from understudy.store import Store
 
     if not path.exists():
-        raise ConfigError(f"{path}: no such file or directory; expected a run's directory or an export")
+        raise ConfigError(f"{path}: no such file or directory; give a run's directory or an export")
     home = directory or _run_of(path)
     report = LineageReport()
     with Store.open(home, create=False) as store:
@@ -47,7 +47,8 @@ def verify(
             verify_run(store, report)
         elif not list(_row_files(path)):
             raise ConfigError(
-                f"{path}: has no rows; expected .jsonl or .parquet files, or the output of `export hf`"
+                f"{path}: has no rows, expected .jsonl or .parquet files; give an export, such as one of "
+                "`export hf`"
             )
         for file in _row_files(path):
             verify_rows(store, _rows(file), report)

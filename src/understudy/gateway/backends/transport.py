@@ -109,7 +109,7 @@ def _target(method: str, url: str) -> _Target:
         (host or "").encode("idna")  # as the resolver does: fails if a label of the name is empty or too long
     except ValueError as error:
         raise UnsendableRequest(
-            f"{url!r} is not a valid URL: {error}; expected http(s)://HOST[:PORT]/PATH"
+            f"{url!r} is not a valid URL: {error}; expected http(s)://HOST[:PORT]/PATH: correct the base URL"
         ) from error
     path = parsed.raw_path_qs.partition("#")[0]
     if parsed.scheme not in ("http", "https") or not host or not port or _NOT_IN_PATHS.search(path):

@@ -163,7 +163,9 @@ class AdminApp:
         method, handler = self._routes.get(request.path, ("", None))
         if handler is None:
             paths = ", ".join(["/healthz", *self._routes])
-            raise _AdminError(404, f"{request.path[:200]}: no such path; expected one of {paths}")
+            raise _AdminError(
+                404, f"{request.path[:200]}: no such path, expected one of {paths}; correct the path"
+            )
         if request.method != method:
             raise _AdminError(
                 405, f"{request.path}: expected {method}, got {request.method[:20]}; send it with {method}"
@@ -208,7 +210,7 @@ async def _read(request: HttpRequest, type_: type[_T]) -> _T:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         fields = ", ".join(field.name for field in msgspec.structs.fields(type_))
         raise _AdminError(
-            400, f"invalid request body: {error}; {request.path} expects a JSON object with {fields}"
+            400, f"invalid request body: {error}; send {request.path} a JSON object with {fields}"
         ) from error
 
 
@@ -277,7 +279,7 @@ async def send_admin_request(directory: Path, method: str, path: str, body: dict
     try:
         key = (directory / ADMIN_KEY).read_bytes().strip().decode("ascii")
         if not key.isprintable():
-            raise ValueError("it has more than one line")
+            raise ValueError("it has more than one line, expected one")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{directory / ADMIN_KEY}: invalid admin key of a gateway: {error}; restart the gateway, which "

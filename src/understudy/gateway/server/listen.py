@@ -90,8 +90,11 @@ def tcp_socket(host: str, port: int) -> tuple[socket.socket, str]:
         # response in two writes waits 40 ms for the client's delayed acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
-        hint = "; another process listens there: choose another port" if error.errno == errno.EADDRINUSE else ""
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from error
+        hint = {
+            errno.EADDRINUSE: "another process listens there: choose another port",
+            errno.EACCES: "choose a port above 1023, or run as a user who may listen there",
+        }.get(getattr(error, "errno", None) or 0, "give an address of this machine and a free port")
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; {hint}") from error
     listener.setblocking(False)
     return listener, http_url(host, listener.getsockname()[1])
 

@@ -330,7 +330,7 @@ class CausalEngine:
                 # The cached values may be incomplete, or memory may have run out, so drop them all.
                 self._prefixes.clear()
                 self._slots.clear()
-                self._fail_jobs(list(self._active), f"the engine failed: {error}")
+                self._fail_jobs(list(self._active), f"the engine failed: {error}; see the server's log")
             if self._paused == "keep" or not (self._active or self._waits_despite_pause()):
                 self._complete_drained()
         self._fail_jobs([*self._active, *self._waiting], _SHUTTING_DOWN, status=503)

@@ -129,7 +129,7 @@ class WeightStore:
         async with self._lock:
             if name not in self._adapters:
                 raise InvalidRequestError(
-                    f"The lora adapter '{name}' cannot be found. Expected one of: "
+                    f"The lora adapter '{name}' cannot be found. Name one of: "
                     f"{', '.join(self._adapters) or 'none is loaded'}",
                     status=404,
                     kind="NotFoundError",
@@ -349,7 +349,7 @@ class CausalModel:
         call = read_body(command.body, _CollectiveCall)
         if call.method != "reload_weights":
             raise InvalidRequestError(
-                f"method: expected reload_weights, got {call.method!r}; no other is supported", param="method"
+                f"method: expected reload_weights, got {call.method!r}; send that", param="method"
             )
         path = Path(call.kwargs.weights_path) if call.kwargs.weights_path else self._checkpoint.directory
         await self._weights.exchange(path, call.kwargs.weight_version)

@@ -373,7 +373,7 @@ class DockerSandbox(IsolatedSandbox):
         if loader:
             raise SandboxError(
                 f"cannot run {program!r} in the image {self._prepared.image}: it exists but does not start, "
-                f"because the image has no {loader}; agents need an image with glibc"
+                f"because the image has no {loader}; use an image with glibc, which agents need"
             )
 
     async def _call(self, what: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -356,7 +356,10 @@ def export_tree(
         with engine_errors(f"export {path} from the image {image}"):
             files = ContainerFiles(engine, container)
             if not files.is_directory(path, link=False):
-                raise TaskError(f"the image {image} has no directory {path}; check the task's workdir and image")
+                raise TaskError(
+                    f"the image {image} has no directory {path}, the task's workdir; correct workdir, or use "
+                    "another image"
+                )
             try:
                 with files.archive(path) as tar:
                     unpack_tar(tar, into)

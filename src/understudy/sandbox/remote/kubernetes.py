@@ -215,7 +215,7 @@ class KubernetesSandboxes(WorkerSandboxes):
         containers = template.get("spec", {}).get("containers")
         if template.get("kind") != "Pod" or not containers or not all(map(_is_container, containers)):
             raise ConfigError(
-                f"{path}: invalid template: got {template.get('kind')!r}; expected one object of kind Pod whose "
+                f"{path}: invalid template: got {template.get('kind')!r}; give one object of kind Pod whose "
                 "spec.containers have a name and an image"
             )
         return template

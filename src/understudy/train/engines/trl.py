@@ -144,7 +144,7 @@ class TRLRollouts:
         if not any(collected.values()):
             raise BackendError(
                 f"none of {len(prompts)} rollouts can be learned from: {format_counts(self.left_out)}; "
-                f"`understudy show --dir` with the last directory of {self._output} has the reasons"
+                f"see the reasons with `understudy show --dir` and the last directory of {self._output}"
             )
         blank = int(trainer.processing_class.eos_token_id)
         rows = [_row(collected[name].pop() if collected.get(name) else None, blank) for name in prompts]
@@ -155,7 +155,7 @@ class TRLRollouts:
         unknown = sorted({str(prompt) for prompt in prompts if str(prompt) not in self._tasks})
         if unknown:
             raise ConfigError(
-                f"no task has the id {unknown[0][:200]!r}; a row's prompt must be a task's instance_id: "
+                f"no task has the id {unknown[0][:200]!r}; expected a task's instance_id as a row's prompt: "
                 "train on TRLRollouts.dataset()"
             )
         return Counter(prompts)

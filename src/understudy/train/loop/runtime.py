@@ -277,12 +277,13 @@ def _database_of(config: LoopConfig, runtime: LoopRuntime) -> StoreUrl | None:
         return location
     if location is None:
         raise ConfigError(
-            f"--engine {runtime.engine} needs --store postgresql://…, the database that the workers serve"
+            f"--engine {runtime.engine} needs the database that the workers serve; give it with --store postgresql://…"
         )
     if not runtime.urls:
         raise ConfigError(
-            f"--engine {runtime.engine} needs --base-url, a model server that every worker reaches: the embedded "
-            "server of the loop answers this machine only"
+            f"--engine {runtime.engine} needs a model server that every worker reaches, because the embedded "
+            "server "
+            "of the loop answers this machine only; give its address with --base-url"
         )
     if config.asynchronous:
         raise ConfigError(
