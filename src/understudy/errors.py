@@ -52,6 +52,10 @@ class SandboxError(UnderstudyError):
     retryable: ClassVar[bool] = True
 
 
+class ProcessKilled(SandboxError):
+    """A program in a sandbox that got SIGKILL: from its own code, for the memory it used, or from outside."""
+
+
 class SandboxLost(SandboxError):
     """A sandbox that was killed or removed from outside: by a person, the engine or the kernel.
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from understudy.checks.input_changes import InputChanges
-from understudy.errors import SandboxError, SandboxLost
+from understudy.errors import ProcessKilled, SandboxError, SandboxLost
 from understudy.sandbox.base import Completed, Sandbox
 from understudy.types import Evidence, PytestChecks, SuiteChecks, TestOutcome, Verdict
 
@@ -144,12 +144,12 @@ def output_tail(done: Completed) -> str:
 
 
 def check_not_killed(done: Completed) -> None:
-    """Raise SandboxError when a command of the checks was killed by SIGKILL.
+    """Raise ProcessKilled when a command of the checks was killed by SIGKILL.
 
     The tested code, the kernel or another process on this machine may have done that; a retry shows which.
     """
     if done.exit_code == -signal.SIGKILL:
-        raise SandboxError(
+        raise ProcessKilled(
             f"the tests were killed by a signal (SIGKILL): {output_tail(done)[-300:]}".rstrip(": ")
             + "; check that the machine has enough free memory, then run the same command again"
         )

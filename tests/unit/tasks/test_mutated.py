@@ -78,10 +78,16 @@ def _changed_lines(task: Task) -> set[str]:
     return {" ".join(line[1:].split()) for line in lines}
 
 
-async def test_a_mutant_that_hangs_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It uses up its CPU seconds and is killed, which is no fault of this machine."""
+@pytest.mark.parametrize(("at_ten", "seed"), [("continue", 1072), ("os.kill(os.getpid(), 9)", 99)])
+async def test_a_mutant_that_is_killed_is_left_out(
+    at_ten: str, seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The one that adds where it should subtract: it uses up its CPU seconds, or gets SIGKILL, as a process does
+    that uses up its memory. Neither is a fault of this machine.
+    """
     code = (
-        "def count(n):\n    while n > 0:\n        n = n - 1\n    return n\n\n\ndef double(n):\n    return n + n\n"
+        "import os\n\n\ndef count(n):\n    while n > 0:\n        n = n - 1\n        if n == 10:\n"
+        f"            {at_ten}\n    return n\n\n\ndef double(n):\n    return n + n\n"
     )
     cases = [f"{name}({n}) == {n * factor}" for name, factor in (("count", 0), ("double", 2)) for n in range(4)]
     tests = "".join(f"\n\ndef test_{number}():\n    assert {case}\n" for number, case in enumerate(cases))
@@ -103,7 +109,7 @@ async def test_a_mutant_that_hangs_is_left_out(monkeypatch: pytest.MonkeyPatch, 
     (cache / "envs").symlink_to(cache_dir() / "envs")
     results: list[tuple[int, int]] = []
     tasks = await make_mutated(
-        "loops", 1, 166, sandboxes=sandboxes(), cache=cache, jobs=1, progress=lambda *each: results.append(each)
+        "loops", 1, seed, sandboxes=sandboxes(), cache=cache, jobs=1, progress=lambda *each: results.append(each)
     )
     assert (len(tasks), results) == (1, [(0, 1), (1, 2)])
 

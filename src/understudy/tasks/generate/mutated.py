@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.checks.pytest_checks import PytestReport, run_pytest
-from understudy.errors import TaskError
+from understudy.errors import ProcessKilled, TaskError
 from understudy.sandbox.base import Mount, Sandbox, Sandboxes, SandboxLimits
 from understudy.tasks.environment import python_environment
 from understudy.tasks.generate.instruction import FailedCheck, compose, leaks_fault, normalise_message
@@ -213,14 +213,22 @@ def _failures(report: PytestReport, broken: list[str], sandbox: Sandbox) -> list
 
 
 async def _test(mutant: Mutant, measured: Baseline, sandbox: Sandbox) -> PytestReport | None:
-    """Return the report of the mutant's test files; None if they did not end in time."""
+    """Return the report of the mutant's test files; None if they did not end in time, or twice used up the
+    sandbox's memory.
+    """
     files = list(mutant.files)
-    try:
-        await sandbox.write(posixpath.join(sandbox.workdir, mutant.module), mutant.changed.encode())
-        await sandbox.write(posixpath.join(sandbox.home, _CPU_FILE), str(measured.cpu_s(files)).encode())
-        report = await run_pytest(sandbox, files, timeout_s=_WALL_S)
-    finally:
-        await sandbox.reset()
+    for _ in range(2):
+        try:
+            await sandbox.write(posixpath.join(sandbox.workdir, mutant.module), mutant.changed.encode())
+            await sandbox.write(posixpath.join(sandbox.home, _CPU_FILE), str(measured.cpu_s(files)).encode())
+            report = await run_pytest(sandbox, files, timeout_s=_WALL_S)
+            break
+        except ProcessKilled:
+            continue  # for its own memory, or for that of other programs on this machine
+        finally:
+            await sandbox.reset()
+    else:
+        return None
     return report if report.finished and not report.timed_out else None
 
 
