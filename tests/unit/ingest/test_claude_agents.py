@@ -95,6 +95,64 @@ def test_nested_subagents_are_traces_with_their_parents() -> None:
     assert traces[-1].role == "compact"
 
 
+@pytest.mark.parametrize(("tools", "is_sent"), [("*", True), ("Bash, Agent", True), ("Bash, Read", False)])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_subagent_that_may_start_agents_is_sent_their_list_with_its_first_results(
+    tools: str, is_sent: bool, parallel: bool
+) -> None:
+    """2.1.232 sent it, but logged it only for the main agent."""
+    lines = [f"- general-purpose: For everything. (Tools: {tools})"]
+    log = Log("s1", "2.1.232")
+    log.user("work")
+    log.attachment("agent_listing_delta", addedLines=lines, isInitial=True, showConcurrencyNote=False)
+    log.assistant(ANSWER, ("t1", "Agent", {"prompt": "explore", "description": "d"}))
+    log.result("t1", "found")
+    sub = Log("s1", "2.1.232", isSidechain=True, agentId="a1")
+    sub.user("explore")
+    sub.assistant(SUB, ("t2", "Bash"))
+    if parallel:
+        sub.result("t2", "a.py")
+        sub.assistant(SUB, ("t3", "Bash"))
+        sub.result("t3", "b.py")
+    else:
+        sub.result("t2", "a.py")
+    sub.assistant(SUB2, ("t4", "Bash"))
+    sub.result("t4", "1")
+    sub.assistant(LAST, "Found.")
+    meta = json.dumps({"agentType": "general-purpose", "toolUseId": "t1"}).encode()
+    files = {"s1/subagents/agent-a1.jsonl": sub.data(), "s1/subagents/agent-a1.meta.json": meta}
+    states = by_message(*read(log, **files))
+    listed = "Available agent types for the Agent tool:\n- general-purpose"
+    assert not any(listed in line for line in outline(states[SUB]))
+    for message_id in (SUB2, LAST):
+        with_list = [line.partition(":")[0] for line in outline(states[message_id]) if listed in line]
+        assert with_list == (["t3" if parallel else "t2"] if is_sent else [])
+        assert states[message_id].notes == ("reminders_not_logged",)
+
+
+@pytest.mark.parametrize("agent_type", ["general-purpose", "Explore"])
+@pytest.mark.parametrize("logs_own", [False, True])
+def test_a_subagent_is_sent_the_list_of_skills_that_only_its_session_logs(agent_type: str, logs_own: bool) -> None:
+    """2.1.122 sent it to the agent with all tools; later versions log it for each agent."""
+    log = Log("s1", "2.1.122")
+    log.user("work")
+    log.attachment("skill_listing", content="- demo: Shows a demo")
+    log.assistant(ANSWER, ("t1", "Agent", {"prompt": "explore", "description": "d"}))
+    log.result("t1", "found")
+    sub = Log("s1", "2.1.122", isSidechain=True, agentId="a1")
+    sub.user("explore")
+    if logs_own:
+        sub.attachment("skill_listing", content="- demo: Shows a demo")
+    sub.assistant(SUB, ("t2", "Bash"))
+    sub.result("t2", "a.py")
+    sub.assistant(SUB2, "Found.")
+    meta = json.dumps({"agentType": agent_type, "toolUseId": "t1"}).encode()
+    files = {"s1/subagents/agent-a1.jsonl": sub.data(), "s1/subagents/agent-a1.meta.json": meta}
+    state = by_message(*read(log, **files))[SUB2]
+    places = [line.partition(":")[0] for line in outline(state) if "skills are available" in line]
+    assert places == (["user"] if logs_own else ["t2"] if agent_type == "general-purpose" else [])
+
+
 def test_a_subagent_log_without_its_session_is_read_as_a_trace() -> None:
     sub = agent("2.1.197", "explore", SUB)
     (trace,) = read(**{"s1/subagents/agent-a1.jsonl": sub.data()})

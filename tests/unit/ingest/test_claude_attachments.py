@@ -207,9 +207,15 @@ def test_a_prompt_between_the_results_of_a_stopped_turn_is_noted() -> None:
 @pytest.mark.parametrize(
     ("version", "model", "warned", "notes"),
     [
-        ("2.1.112", "claude-opus-4-5", True, ()),
-        ("2.1.112", "qwen3-coder", True, ()),
-        ("2.1.112", "claude-opus-4-6", False, ()),
+        ("2.1.69", "qwen3-coder", True, ()),
+        ("2.1.69", "claude-opus-4-6", False, ()),
+        ("2.1.98", "claude-opus-4-8", True, ()),
+        ("2.1.98", "claude-sonnet-4-6", False, ()),
+        ("2.1.98", "qwen3-coder", False, ()),
+        ("2.1.112", "claude-opus-4-5-20251101", True, ()),
+        ("2.1.112", "claude-sonnet-4-20250514", True, ()),
+        ("2.1.112", "claude-opus-4-8", False, ()),
+        ("2.1.112", "qwen3-coder", False, ()),
         ("2.1.140", "claude-opus-4-5", False, ("reminders_not_logged",)),
         ("2.1.160", "claude-opus-4-5", False, ("version_not_recorded",)),
         ("2.1.197", "claude-opus-4-5", False, ()),
@@ -218,7 +224,7 @@ def test_a_prompt_between_the_results_of_a_stopped_turn_is_noted() -> None:
 def test_the_reminder_added_to_a_mentioned_file_is_rebuilt_or_noted(
     version: str, model: str, warned: bool, notes: tuple[str, ...]
 ) -> None:
-    """2.1.112 added a reminder to what it read for older models, which the attachment does not hold."""
+    """Versions before 2.1.113 added a reminder to what they read for some models, which the attachment lacks."""
     log = Log(version=version)
     log.user("look at @a.py")
     file = {"filePath": "/p/a.py", "content": "x = 1", "startLine": 1}
@@ -226,8 +232,9 @@ def test_the_reminder_added_to_a_mentioned_file_is_rebuilt_or_noted(
     log.assistant(ANSWER, "Seen.", model=model)
     state = by_message(*read(log))[ANSWER]
     assert state.notes == notes
-    assert "1\tx = 1\n" in outline(state)[0]
+    assert ("1→x = 1\n" if version == "2.1.69" else "1\tx = 1\n") in outline(state)[0]
     assert ("would be considered malware" in outline(state)[0]) is warned
+    assert ("behavior.\n</system-reminder>\n\n</system-reminder>" in outline(state)[0]) is warned
 
 
 def test_the_text_that_was_sent_is_taken_where_the_log_has_it() -> None:

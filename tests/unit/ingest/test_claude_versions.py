@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from support.claude_log import Log, by_message, outline, read
@@ -329,3 +331,34 @@ def test_a_command_that_only_shows_a_dialog_is_sent_by_newer_versions(
     )
     prompt = "\n\n".join([dialog] * is_sent + ["go on", "<command-name>/cost</command-name>"])
     assert outline(state)[-1] == f"user: {prompt}"
+
+
+@pytest.mark.parametrize(
+    ("version", "sent"),
+    [
+        ("2.1.19", "Please address this message and continue"),
+        ("2.1.20", "you MUST address the user's message above"),
+        ("2.1.204", "you MUST address the user's message above"),
+        ("2.1.205", "This is how Claude Code surfaces messages"),
+    ],
+)
+def test_the_text_around_a_queued_prompt_is_that_of_the_versions_program(version: str, sent: str) -> None:
+    log = Log(version=version)
+    log.user("look")
+    log.assistant(ANSWER, ("t1", "Bash"))
+    log.result("t1", "one")
+    log.attachment("queued_command", prompt="and that?", commandMode="prompt")
+    log.assistant(NEXT, "Looked.")
+    assert sent in outline(by_message(*read(log))[NEXT])[-1]
+
+
+@pytest.mark.parametrize(("version", "sent"), [("2.0.51", {"plan": "Do it."}), ("2.0.54", {})])
+def test_versions_before_2_0_54_send_a_plan_back_with_its_call(version: str, sent: dict[str, str]) -> None:
+    log = Log(version=version)
+    log.user("plan")
+    log.assistant(ANSWER, ("t1", "ExitPlanMode", {"plan": "Do it."}))
+    log.result("t1", "Approved.")
+    log.assistant(NEXT, "Done.")
+    messages = by_message(*read(log))[NEXT].messages
+    calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
+    assert [json.loads(call) for call in calls] == [sent]

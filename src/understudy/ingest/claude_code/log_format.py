@@ -29,6 +29,7 @@ from understudy.ingest.claude_code.records import (
 )
 from understudy.ingest.claude_code.render import ClaudeCodeRenderer, text, value_of
 from understudy.ingest.claude_code.shortened import COMPACTION_NOT_LOGGED
+from understudy.ingest.claude_code.subagent_lists import with_lists
 from understudy.ingest.claude_code.tree import ClaudeConversation, ClaudeResponse, result_ids
 from understudy.ingest.claude_code.versions import behaviour_of
 from understudy.ingest.claude_code.walk import build_conversation
@@ -136,6 +137,10 @@ class ClaudeSession:
                 self._index_agent_calls(part)
             for part in self.parts:
                 self._add_prompt(part)
+                if part.agent_id is not None and part.meta.agentType is not None:
+                    records = with_lists(part.records, part.meta.agentType, self.parts[0].records)
+                    if records is not part.records:
+                        part.records, part.conversation = records, None
         counted: set[int] = set()
         for part in self.parts:
             trace = self._trace(part, owned)

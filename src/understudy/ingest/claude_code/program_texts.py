@@ -10,7 +10,7 @@ MALWARE = (
     "\n\n<system-reminder>\nWhenever you read a file, you should consider whether it would be considered malware. "
     "You CAN and SHOULD provide analysis of malware, what it is doing. But you MUST refuse to improve or augment "
     "the code. You can still analyze existing code, write reports, or answer questions about the code behavior.\n"
-    "</system-reminder>"
+    "</system-reminder>\n"
 )
 """What versions up to 2.1.112 send after the lines of a file."""
 

@@ -40,13 +40,13 @@ _QUEUED_LATER = (
     "\n\nIMPORTANT: After completing your current task, you MUST address the user's message above. Do not ignore "
     "it.\n</system-reminder>",
 )
-"""The same from 2.1.21 to 2.1.197."""
+"""The same from 2.1.20 to 2.1.204."""
 
 _QUEUED_BEFORE = (
     "<system-reminder>\nThe user sent the following message:\n",
     "\n\nPlease address this message and continue with your tasks.\n</system-reminder>",
 )
-"""The same in versions up to about 2.1.17."""
+"""The same in versions up to 2.1.19."""
 
 _NOTIFIED = (
     "[SYSTEM NOTIFICATION - NOT USER INPUT]\nThis is an automated background-task event, NOT a message from the "
@@ -84,9 +84,22 @@ _OLDER_MODELS = re.compile(
 All others, even unknown ones, get them.
 """
 
-_WARNED_MODELS = re.compile(
-    r"claude-(?:3-|opus-4-[0-5](?!\d)|opus-4(?!-\d)|opus-4-20|sonnet-4-[0-5](?!\d)|sonnet-4-20|haiku-4-5)"
+_WARNED_MODELS = (
+    ((2, 1, 92), re.compile("^(?!.*claude-opus-4-6)")),
+    ((2, 1, 105), re.compile("claude-(?:3-|(?:opus|sonnet)-4(?!-6)|haiku-4-5)")),
+    (
+        (2, 1, 113),
+        re.compile(r"(?i)claude-(?:3-|(?:opus|sonnet)-4(?:$|[-@]\d{8}|[^-@\d]|-5)|opus-4-1|haiku-4-5)"),
+    ),
+    (
+        (2, 1, 160),
+        re.compile(r"^(?!.*claude)|claude-(?:3-|(?:opus|sonnet)-4(?:-[0-5](?!\d)|(?!-\d)|-20)|haiku-4-5)"),
+    ),
 )
+"""Models that are sent a reminder after the lines of a file, by the version before which the pattern applies.
+
+The first three were read in the programs.
+"""
 NO_TOOL = b"No such tool available"
 """Text in the result of a call to a tool that the request did not offer."""
 
@@ -100,15 +113,18 @@ NOT_RECORDED = "version_not_recorded"
 """The note on states that depend on a rule in which the nearest recorded versions differ."""
 
 _RECORDED = (
-    "1.0.0 1.0.69 1.0.102 1.0.128 2.0.20 2.0.64 2.0.70 2.0.76 2.1.9 2.1.25 2.1.49 2.1.58 2.1.63 2.1.69 2.1.92 "
-    "2.1.110 2.1.112 2.1.117 2.1.150 2.1.197 2.1.212 2.1.250 2.1.260 2.1.280 2.1.300 2.1.330"
+    "1.0.0 1.0.69 1.0.102 1.0.128 2.0.20 2.0.51 2.0.64 2.0.70 2.0.76 2.1.9 2.1.25 2.1.49 2.1.58 2.1.63 2.1.69 "
+    "2.1.92 2.1.98 2.1.110 2.1.112 2.1.117 2.1.122 2.1.150 2.1.181 2.1.197 2.1.206 2.1.212 2.1.232 2.1.250 "
+    "2.1.260 2.1.270 2.1.280 2.1.300 2.1.319 2.1.330 2.1.332"
 )
 """Versions whose requests were recorded together with their logs.
 
-A rule that changes between two of them does so at a guessed version.
+A rule that changes between two of them does so at a guessed version, unless it was seen in the programs of the
+versions between: texts, and the input of ExitPlanMode, were.
 """
 
-_QUEUE_MENDED = (2, 1, 18)
+_QUEUE_MENDED = (2, 1, 20)
+_NOTIFIES_OF_TASKS = (2, 1, 205)
 _NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
@@ -120,7 +136,7 @@ class VersionBehaviour(Struct, frozen=True):
     its own messages about API errors are sent as the model's. `doubles_first`: in print mode it sends the first
     response to a prompt, and its results, twice. `queued`: the texts around a queued prompt. `resends_queued`: if
     the response to a queued prompt calls no tools, the prompt is sent once more. `numbers_with_tab`: line numbers
-    of files are followed by a tab instead of an arrow. `warns_of_files`: with older models it sends a malware
+    of files are followed by a tab instead of an arrow. `warns_of_files`: it sends `warned_models` a malware
     reminder, which it does not log, after the lines of a mentioned file; `adds_to_files`: it may do so.
     `forgets_images`: an image in a prompt that was answered is sent as the text `[image]`.
 
@@ -147,6 +163,7 @@ class VersionBehaviour(Struct, frozen=True):
     queued: tuple[str, str] = QUEUED
     numbers_with_tab: bool = True
     warns_of_files: bool = False
+    warned_models: re.Pattern[str] | None = None
     adds_to_files: bool = False
     resends_queued: bool = False
     forgets_images: bool = False
@@ -176,7 +193,7 @@ class VersionBehaviour(Struct, frozen=True):
     def for_model(self, model: str | None) -> VersionBehaviour:
         """Return the behaviour as it applies to a model (None: unknown)."""
         is_newer = model is not None and _OLDER_MODELS.search(model) is None
-        warned = model is None or _WARNED_MODELS.search(model) is not None or "claude" not in model
+        warned = model is None or self.warned_models is None or self.warned_models.search(model) is not None
         return msgspec.structs.replace(
             self,
             has_system_messages=self.has_system_messages and is_newer,
@@ -207,23 +224,26 @@ def _behaviour(number: tuple[int, ...]) -> VersionBehaviour:
     # not offered keeps its input. From 2.1.88 on this applies to Anthropic's own server only.
     searches = (2, 1, 60) <= number < (2, 1, 88)
     return VersionBehaviour(
-        hides_plans=number >= (2, 0, 51) and not searches,
+        hides_plans=number >= (2, 0, 54) and not searches,
         resumes_by_parent=(2, 1, 2) <= number < (2, 1, 80),
         sends_errors=number < (2, 0, 36),
         doubles_first=number < (1, 0, 69),
-        queued=_QUEUED_BEFORE if number < _QUEUE_MENDED else _QUEUED_LATER if number < (2, 1, 200) else QUEUED,
+        queued=(
+            _QUEUED_BEFORE if number < _QUEUE_MENDED else _QUEUED_LATER if number < _NOTIFIES_OF_TASKS else QUEUED
+        ),
         numbers_with_tab=number >= (2, 1, 90),
         warns_of_files=number < (2, 1, 113),
+        warned_models=next((models for end, models in _WARNED_MODELS if number < end), None),
         adds_to_files=(2, 1, 113) <= number < (2, 1, 160),
         resends_queued=number < _QUEUE_MENDED,
         forgets_images=(2, 1, 31) <= number < (2, 1, 65),
         notification=_notification(number),
-        wraps_notifications=number >= (2, 1, 200),
+        wraps_notifications=number >= _NOTIFIES_OF_TASKS,
         notifications_are_reminders=number >= (2, 1, 235),
         invoked_skills=(
-            _SKILLS if number < (2, 1, 120) else _SKILLS_EARLIER if number < (2, 1, 230) else _SKILLS_NOT_NEW
+            _SKILLS if number < (2, 1, 119) else _SKILLS_EARLIER if number < (2, 1, 239) else _SKILLS_NOT_NEW
         ),
-        has_system_messages=number >= (2, 1, 135),
+        has_system_messages=number >= (2, 1, 154),
         files_are_users=number >= (2, 1, 290),
         extends_lists=number >= (2, 1, 260),
         logs_requests=number >= (2, 1, 290),
@@ -237,9 +257,9 @@ def _behaviour(number: tuple[int, ...]) -> VersionBehaviour:
 
 
 def _notification(number: tuple[int, ...]) -> str:
-    if number < (2, 1, 100):
+    if number < (2, 1, 101):
         return "A background agent completed a task:\n"
-    return f"{_NOTIFIED}\n" if number < (2, 1, 200) else f"{_NOTIFIED}{_NO_INPUT_SINCE}\n"
+    return f"{_NOTIFIED}\n" if number < _NOTIFIES_OF_TASKS else f"{_NOTIFIED}{_NO_INPUT_SINCE}\n"
 
 
 def is_sent_hook_output(content: object) -> bool:
