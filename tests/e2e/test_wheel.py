@@ -80,12 +80,14 @@ def find_interpreter(name: str) -> str | None:
 
 @pytest.mark.parametrize("interpreter", INTERPRETERS)
 def test_the_wheel_installs_and_answers_on_each_python_that_is_here(wheel: Path, interpreter: str, tmp_path: Path):
+    """uv installs here, in a twentieth of pip's time; the quick demo's environment is made by pip."""
     program = find_interpreter(interpreter)
     if program is None:
         pytest.skip(f"there is no {interpreter} on this machine")
-    run(program, "-m", "venv", tmp_path / "environment", cwd=tmp_path)
+    uv = (sys.executable, "-m", "uv", "--quiet")
+    run(*uv, "venv", "--python", program, tmp_path / "environment", cwd=tmp_path)
     python = tmp_path / "environment" / "bin" / "python"
-    install(python, wheel, cwd=tmp_path)
+    run(*uv, "pip", "install", "--python", python, wheel, cwd=tmp_path)
     assert run(python, "-m", "understudy", "--version", cwd=tmp_path) == "understudy 0.1.0\n"
     assert (
         "datasets"

@@ -37,7 +37,7 @@ def chosen_state(trace: Trace, position: int) -> ShownState:
             return ShownState(state=state, trace=trace, number=number + 1)
     raise IndexError(
         f"there is no turn with index {position}; expected an index below {len(trace.turns)}, the number of "
-        "turns of the trace"
+        "turns of the trace: give a smaller one"
     )
 
 

@@ -107,7 +107,9 @@ def push(directory: Path, planned: PushSummary, report: Callable[[str], None] = 
             f"the hub refused to store {planned.repo} (status {status}): {text}; {remedy}"
         ) from error
     except (errors.HFValidationError, errors.LocalTokenNotFoundError) as error:
-        raise ConfigError(f"huggingface_hub: {error}; check the dataset's name and your login") from error
+        raise ConfigError(
+            f"{planned.repo}: huggingface_hub refused to push: {error}; check the dataset's name and your login"
+        ) from error
     except network as error:
         raise ConfigError(
             f"the hub cannot be reached: {type(error).__name__}: {error}; check the network and HF_ENDPOINT, then "

@@ -257,7 +257,7 @@ def load_state(directory: Path, model: Any) -> dict[str, Any]:
         with torch.no_grad():
             parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
             if parameters.keys() != trained.keys():
-                raise ValueError("the names of its trained parameters differ from this model's")
+                raise ValueError("the names of its trained parameters differ from this model's, expected the same")
             for name, value in parameters.items():
                 value.copy_(trained[name])
     except (RuntimeError, KeyError, EOFError, ValueError, pickle.UnpicklingError) as error:

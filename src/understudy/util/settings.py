@@ -212,7 +212,11 @@ def _refuse_unknown(where: str, table: Mapping[str, Any], keys: list[str]) -> No
     for key in table:
         if key not in keys:
             close = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
-            hint = f"did you mean {close[0]!r}?" if close else f"expected some of: {', '.join(keys)}"
+            hint = (
+                f"did you mean {close[0]!r}? Correct it"
+                if close
+                else f"remove it, or give some of: {', '.join(keys)}"
+            )
             raise ConfigError(f"{where} has an unknown key {key!r}; {hint}")
 
 

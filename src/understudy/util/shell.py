@@ -124,7 +124,7 @@ def _word(text: str, begin: int, strict: bool) -> ShellToken:
             end = text.find("'", at + 1)
             if end < 0:
                 if strict:
-                    raise ShellSyntaxError("expected a closing single quote")
+                    raise ShellSyntaxError("expected a closing single quote; add it")
                 end = at
             else:
                 parts.append(text[at + 1 : end])
@@ -137,7 +137,9 @@ def _word(text: str, begin: int, strict: bool) -> ShellToken:
             at = end
         elif here == "\\":
             if strict and at + 1 >= len(text):
-                raise ShellSyntaxError("expected a character after the last backslash")
+                raise ShellSyntaxError(
+                    "expected a character after the last backslash; add it, or remove the backslash"
+                )
             parts.append(text[at + 1 : at + 2].strip("\n") if at + 1 < len(text) else here)
             at += 2
         elif here in "$`":
@@ -186,7 +188,7 @@ def _closing_quote(text: str, at: int, depth: int) -> int:
             at = _substitution_end(text, at, depth + 1)
         else:
             at += 1
-    raise ShellSyntaxError("expected a closing double quote")
+    raise ShellSyntaxError("expected a closing double quote; add it")
 
 
 def _substitution_end(text: str, at: int, depth: int) -> int:
@@ -212,7 +214,7 @@ def _substitution_end(text: str, at: int, depth: int) -> int:
         elif here == "'":
             end = text.find("'", at + 1)
             if end < 0:
-                raise ShellSyntaxError("expected a closing single quote")
+                raise ShellSyntaxError("expected a closing single quote; add it")
             at = end + 1
         elif here == '"':
             at = _closing_quote(text, at, depth + 1)
@@ -223,7 +225,7 @@ def _substitution_end(text: str, at: int, depth: int) -> int:
             at += 1
             if not level:
                 return at
-    raise ShellSyntaxError(f"expected the end of `${opening}`")
+    raise ShellSyntaxError(f"expected the end of `${opening}`; close it")
 
 
 def _escaped_end(text: str, at: int, closing: str) -> int:
@@ -231,5 +233,5 @@ def _escaped_end(text: str, at: int, closing: str) -> int:
     while at < len(text) and text[at] != closing:
         at += 2 if text[at] == "\\" else 1
     if at >= len(text):
-        raise ShellSyntaxError(f"expected a closing {closing}")
+        raise ShellSyntaxError(f"expected a closing {closing}; add it")
     return at + 1

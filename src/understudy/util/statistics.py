@@ -111,7 +111,9 @@ def mean_estimate(values: Sequence[float]) -> MeanEstimate | None:
 def check_share(successes: int, trials: int) -> None:
     """Raise ValueError unless 0 <= successes <= trials."""
     if not 0 <= successes <= trials:
-        raise ValueError(f"invalid share {successes} of {trials}; expected 0 ≤ successes ≤ trials")
+        raise ValueError(
+            f"invalid share {successes} of {trials}; expected 0 ≤ successes ≤ trials: correct the counts"
+        )
 
 
 def _student(degrees: int) -> float:

@@ -155,7 +155,7 @@ def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
     """See Dialect. No message adds instructions."""
     request = decoded(_BODY.decode, body)
     if request.messages or instructions:
-        raise ValueError("this request cannot be read message by message: expected none in its outer part")
+        raise ValueError("the outer part of this request has messages, expected none; read the request as a whole")
     return _read_stored(request)
 
 
@@ -166,9 +166,7 @@ def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingSta
     """
     message = decoded(_MESSAGE.decode, body)
     if any(_added_tools([message])) or (message.role == "system" and not state.stage):
-        raise ValueError(
-            "this request cannot be read message by message: one changes the tools or the system prompt"
-        )
+        raise ValueError("a message changes the tools or the system prompt; read the request as a whole")
     content = _contents(message.content)
     turn = state.messages
     blocks = (

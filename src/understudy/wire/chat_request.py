@@ -171,7 +171,7 @@ def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
     """See Dialect."""
     request = decoded(_BODY.decode, body)
     if request.messages:
-        raise ValueError("this request cannot be read message by message: expected none in its outer part")
+        raise ValueError("the outer part of this request has messages, expected none; read the request as a whole")
     return _read_stored(request, instructions)
 
 

@@ -188,7 +188,7 @@ def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
     """See Dialect. No content adds instructions."""
     request = decoded(_BODY.decode, body)
     if request.contents or instructions:
-        raise ValueError("this request cannot be read content by content: expected none in its outer part")
+        raise ValueError("the outer part of this request has contents, expected none; read the request as a whole")
     return _read_stored(request)
 
 
@@ -197,7 +197,7 @@ def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingSta
     content = decoded(_CONTENT.decode, body)
     is_model = content.role == "model"
     if is_model and state.stage:
-        raise ValueError("this request cannot be read content by content: one continues the turn before it")
+        raise ValueError("a content continues the turn before it; read the request as a whole")
     reader = _GeminiReader(state=state)
     reader.read(state.messages, content)
     return reader.blocks, ReadingState(

@@ -275,7 +275,7 @@ def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
     """See Dialect."""
     request = decoded(_BODY.decode, body)
     if request.input:
-        raise ValueError("this request cannot be read item by item: expected none in its outer part")
+        raise ValueError("the outer part of this request has items, expected none; read the request as a whole")
     return _read_stored(request, instructions)
 
 
@@ -283,7 +283,7 @@ def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingSta
     """See Dialect. The tools that an item adds belong to the whole request."""
     item = decoded(_ITEM.decode, body)
     if item.type == "additional_tools":
-        raise ValueError("this request cannot be read item by item: one changes the tools")
+        raise ValueError("an item changes the tools; read the request as a whole")
     return _ResponsesReader().read_after(state, item)
 
 

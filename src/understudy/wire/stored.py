@@ -123,7 +123,8 @@ class RequestReader:
         """
         if dialect not in DIALECTS:
             raise ValueError(
-                f"the stored call has the unknown dialect {dialect!r}; expected one of: {', '.join(DIALECTS)}"
+                f"the stored call has the unknown dialect {dialect!r}; expected one of {', '.join(DIALECTS)}; "
+                "update understudy if a newer release wrote the store"
             )
         reads = DIALECTS[dialect]
         new: list[tuple[int, int]] = []
@@ -142,7 +143,9 @@ class RequestReader:
         places: dict[tuple[str, int], _Prefix] = {}
         for at, blob in reversed(new):
             if blob not in contents:
-                raise ValueError("a message of this request could not be read in an earlier call")
+                raise ValueError(
+                    "a message of this request could not be read in an earlier call; read the request as a whole"
+                )
             added, state = reads.read_next(prefix.state, contents[blob])
             own = added if self._most is None else [cut_block(block, self._most) for block in added]
             prefix = places[dialect, at] = prefix.then(self._steps[at][0], own, state)

@@ -75,7 +75,7 @@ def test_a_group_that_may_be_none_is_there_when_it_is_asked_for():
     ("file", "message"),
     [
         ({"job": {"sample": 3}}, r"f.toml: \[job\] has an unknown key 'sample'; did you mean 'samples'\?"),
-        ({"job": {"zzz": 3}}, r"unknown key 'zzz'; expected some of: "),
+        ({"job": {"zzz": 3}}, r"unknown key 'zzz'; remove it, or give some of: "),
         ({"job": {"note": "x"}}, "unknown key 'note'"),
         ({"job": {"seed": 3}}, "unknown key 'seed'"),
         ({"job": {"lora": {"rnk": 3}}}, r"\[job.lora\] has an unknown key 'rnk'; did you mean 'rank'\?"),

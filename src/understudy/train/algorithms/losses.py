@@ -133,7 +133,9 @@ def policy_loss(
         ("teacher", isinstance(options, DistillOptions), teacher),
     ):
         if required and tensor is None:
-            raise ValueError(f"{name}: expected a tensor [sequences, width], got None; {options} requires it")
+            raise ValueError(
+                f"{name}: expected a tensor [sequences, width], got None; give it, because {options} requires it"
+            )
     if rollout_tokens is None:
         rollout_tokens = tokens_of_rollouts(mask, rollout_index, len(advantages))
     # Masked before any arithmetic: values outside the mask may be inf or NaN, and 0 · NaN is NaN.
