@@ -27,7 +27,7 @@ from understudy.run.engine_load import AgentSlots
 from understudy.run.executors import RunEngine, RunInProgress, RunMonitor, WorkerFleet
 from understudy.run.runner import RunSummary, SharedResources, execute_run
 from understudy.run.scheduler import RunProgress
-from understudy.sandbox.base import Sandboxes
+from understudy.sandbox.base import Sandboxes, sandbox_option
 from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.outcomes import TaskCounts
@@ -150,7 +150,7 @@ class RolloutCollector:
             purpose=purpose,
             agent=settings.agent,
             agent_options=settings.agent_options,
-            sandbox=self._sandboxes.name,
+            sandbox=sandbox_option(self._sandboxes),
             samples=samples,
             seed=seed,
             max_turns=settings.max_turns,

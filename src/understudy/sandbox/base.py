@@ -221,6 +221,8 @@ class Sandboxes(Protocol):
     """
 
     name: ClassVar[str]
+    opened_as: str = ""
+    """The value of `--sandbox` that this was opened by; see `sandbox_option`."""
     host_programs: ClassVar[bool] = True
     """Whether commands see this machine's programs; if not, those of an image."""
 
@@ -385,7 +387,14 @@ def open_kind(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
             f"--sandbox {name}: {kind_name} sandboxes have no options {', '.join(sorted(unknown))}; "
             f"give some of {', '.join(options_of_kind) or 'none'}"
         )
-    return adapter(**named, **(options or {}))
+    kind = adapter(**named, **(options or {}))
+    kind.opened_as = name
+    return kind
+
+
+def sandbox_option(sandboxes: Sandboxes) -> str:
+    """Return the value of `--sandbox` by which another process opens the same: kind, machine and options."""
+    return sandboxes.opened_as or sandboxes.name
 
 
 def load_sandboxes(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:

@@ -59,8 +59,15 @@ def process_stamp(pid: int) -> str:
 
     Raises OSError when there is no such process.
     """
-    started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"{Path('/proc/self/ns/pid').stat().st_ino}-{pid}-{started}"
+    return f"{Path('/proc/self/ns/pid').stat().st_ino}-{pid}-{_stat_fields(pid)[_STARTED]}"
+
+
+_STARTED = 19
+"""The position of the start time in the fields of `/proc/PID/stat` from the state on."""
+
+
+def _stat_fields(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def has_ended(stamp: str) -> bool:
@@ -70,10 +77,13 @@ def has_ended(stamp: str) -> bool:
     namespace, _, rest = stamp.partition("-")
     if namespace != process_stamp(os.getpid()).partition("-")[0]:
         return False
+    pid, _, started = rest.partition("-")
     try:
-        return process_stamp(int(rest.partition("-")[0])) != stamp
+        fields = _stat_fields(int(pid))
     except (FileNotFoundError, ProcessLookupError, ValueError):
         return True
+    # One that was killed is a zombie until its parent asks for its end, which may be never.
+    return fields[_STARTED] != started or fields[0] in ("Z", "X")
 
 
 class CommandOutput:

@@ -25,7 +25,7 @@ from understudy.model.fetch import model_path
 from understudy.run.collector import RolloutCollector, RolloutSettings
 from understudy.run.config import digest, task_digests
 from understudy.run.estimate import RunEstimate, estimate, measure
-from understudy.sandbox.base import Sandboxes, load_sandboxes
+from understudy.sandbox.base import Sandboxes, load_sandboxes, sandbox_option
 from understudy.tasks.load import load_tasks
 from understudy.tasks.recipes import ImageChoice
 from understudy.train.loop.loop import Loop, Watcher
@@ -166,7 +166,7 @@ async def _run_loop(
         eval_tasks = await _load(settings.eval_tasks, sandboxes) if settings.eval_tasks else []
         if settings.sandbox is None and sandbox_for([*tasks, *eval_tasks]) == DOCKER:
             sandboxes = load_sandboxes(DOCKER)
-        config = loop_config_of(settings, tasks, eval_tasks, sandboxes.name)
+        config = loop_config_of(settings, tasks, eval_tasks, sandbox_option(sandboxes))
         root = (settings.output_dir or Path("runs") / f"loop-{config.directory_id}").absolute()
         display.stage("starting the model and its trainer")
         return await run_loop(

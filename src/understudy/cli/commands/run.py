@@ -45,7 +45,7 @@ from understudy.run.executors import RunInProgress, RunMonitor
 from understudy.run.ray_cluster import RayOptions
 from understudy.run.ray_workers import ray_fleet
 from understudy.run.runner import RunLimits, RunSummary, check_prices, execute_run
-from understudy.sandbox.base import Sandboxes, load_sandboxes
+from understudy.sandbox.base import Sandboxes, load_sandboxes, sandbox_option
 from understudy.store import Store
 from understudy.store.address import parse_location
 from understudy.store.outcomes import RunCounts
@@ -291,7 +291,7 @@ async def _run_tasks(config: RunConfig, settings: RunSettings, display: RunDispl
         tasks = tasks_to_run(loaded, settings)
         if chosen is None and kind == LOCAL and sandbox_for(tasks) == DOCKER:
             sandboxes = _open_sandboxes(DOCKER, settings.sandbox, display)
-        config = msgspec.structs.replace(config, sandbox=sandboxes.name, tasks=task_digests(tasks))
+        config = msgspec.structs.replace(config, sandbox=sandbox_option(sandboxes), tasks=task_digests(tasks))
         summary = await _run_in(sandboxes, config, tasks, settings, display)
     finally:
         await sandboxes.aclose()

@@ -45,6 +45,9 @@ WARM = 4
 """The most containers that are prepared in advance."""
 
 _MAKERS = 8
+ORPHANS_S = 10.0
+"""How often containers of processes that have ended are looked for, in seconds, when sandboxes are opened."""
+
 _QUOTA_DRIVERS = frozenset({"btrfs", "zfs"})
 
 _log = logging.getLogger("understudy.sandbox.docker")
@@ -60,6 +63,7 @@ class _EngineResources:
         self._cpus = cpus
         self._pool = ThreadPoolExecutor(_MAKERS, "docker-make")
         self._guard = Lock()
+        self._orphans_at = 0.0
         self._ready: list[tuple[tuple[object, ...], Future[tuple[str, PreparedImage]]]] = []
 
     def expect(self, spec: SandboxSpec, image: str) -> None:
@@ -97,7 +101,20 @@ class _EngineResources:
         future.cancel()
         future.add_done_callback(drop)
 
+    def remove_orphans(self) -> None:
+        """Remove the containers of processes that have ended, unless that was done a moment ago.
+
+        Raises SandboxError.
+        """
+        with self._guard:
+            if time.monotonic() < self._orphans_at:
+                return
+            self._orphans_at = time.monotonic() + ORPHANS_S
+        remove_orphans(self.engine)
+
     def _make(self, spec: SandboxSpec, image: str) -> tuple[str, PreparedImage]:
+        # Also while this process works: a worker beside it may have been killed.
+        self.remove_orphans()
         for again in (True, False):
             prepared = self.images.prepared(spec, image).result()
             try:
@@ -207,8 +224,8 @@ class DockerSandboxes(Sandboxes):
                 images = ImageStore(
                     engine, self._progress, force_rebuild=self._force_rebuild, pull_wait_s=self._pull_wait_s
                 )
-                remove_orphans(engine)
                 self._resources = _EngineResources(engine, images, self._cpus)
+                self._resources.remove_orphans()
             return self._resources
 
     def problems(self) -> list[str]:

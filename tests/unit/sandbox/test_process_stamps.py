@@ -1,0 +1,21 @@
+"""Whether a process has ended, by its stamp."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from understudy.sandbox.process import has_ended, process_stamp
+
+
+def test_a_process_that_nobody_waited_for_has_ended() -> None:
+    assert not has_ended(process_stamp(os.getpid()))
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    stamp = process_stamp(process.pid)
+    assert not has_ended(stamp)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    assert has_ended(stamp)
+    process.communicate()
+    assert has_ended(stamp)
