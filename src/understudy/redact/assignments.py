@@ -69,7 +69,7 @@ _UNSURE = ("comma", "loose", "broken", "spaced")
 """Groups of `_AFTER` after which a value must look random, because other things stand there too."""
 _MORE = re.compile(r"""[^\s"'`\\;<>|\0]{1,8192}""")
 _KEY_OF_DATA = re.compile(
-    r"(?i)(?:public|primary|foreign|sort(?:ing)?|cache|caching|partition|index|group(?:ing)?|order|map|dict|hash|lookup|unique|"
+    r"(?i)(?:(?<![a-z])|(?-i:(?<=[a-z])(?=[A-Z])))(?:public|primary|foreign|sort(?:ing)?|cache|caching|partition|index|group(?:ing)?|order|map|dict|hash|lookup|unique|"
     r"idempotency|dedup\w*|row|column|object|translation|i18n|registry|event|query|item|field|state|route|node|entity|record|"
     r"shard|bucket|composite|natural|surrogate|range|list|array|config|settings?|header|metadata|param|prop|attr\w*|tag|label|"
     r"hot|short|websocket|arrow|modifier|press|home|end|tab|enter|escape|delete|pub|gpg|pgp|fingerprint|distribution|content|parent|"
@@ -82,6 +82,8 @@ _PUBLIC = re.compile(r"(?i)public[_\- .]?$")
 _PLAIN = re.compile(r"[\w.~+/=-]+", re.ASCII)
 _TIGHT = re.compile(r"[^()\[\]{},<>?;]+")
 """A value directly after `=`: a password with punctuation, but no call or list."""
+_NEXT_IN_LIST = re.compile(r",[a-z_]{2,30}=")
+"""The next name in a list without blanks, as objects show themselves: `password=…,host=…`."""
 _CALLED = re.compile(r"[ \t]*[(\[{]")
 _DIGIT = re.compile(r"\d")
 _HEX = re.compile(r"[0-9a-fA-F]+")
@@ -148,6 +150,8 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
         cut = secret.find("&")
         if cut >= 0 and ("=" in secret[cut:] or "?" in before or "&" in before):
             secret = secret[:cut]
+        if (list_ends := _NEXT_IN_LIST.search(secret)) is not None:
+            secret = secret[: list_ends.start()]
         secret = secret.rstrip("*,.;:)}]!?" if not secret.endswith("]") else ",")
     if match["space"] is not None:
         behind = text[start + len(secret) : start + len(secret) + 1]

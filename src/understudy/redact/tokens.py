@@ -184,6 +184,10 @@ spectral-key       spu-                                           [0-9a-f]{32}(?
 twitch-key         live_                                          \d{8,10}_[A-Za-z0-9]{30}(?![A-Za-z0-9])
 trigger-key        tr_dev_|tr_prod_|tr_stg_|tr_pat_               [A-Za-z0-9]{18,48}(?![A-Za-z0-9])
 wandb-key          wandb_v1_                                      [\w-]{40,120}
+coderabbit-key     cr-                                            [0-9a-f]{58}(?![A-Za-z0-9])
+friendli-token     flp_                                           [A-Za-z0-9]{46}(?![A-Za-z0-9])
+runway-key         key_                                           [0-9a-f]{128}(?![A-Za-z0-9])
+zuplo-key          zpka_                                          [a-z0-9]{32}_[0-9a-f]{8}(?![A-Za-z0-9])
 sendinblue-key     xsmtpsib-                                      [0-9a-f]{64}-[A-Za-z0-9]{16}
 """
 """Forms with a fixed prefix, a line each: the rule, the prefixes, and a pattern of the rest, separated by blanks.

@@ -55,6 +55,18 @@ _HIDDEN = {
     "a secret of Azure": ("it is cyh8Q~S.ngUvk.PsPOrJ8w9gO_J4Dh_o.528FHWk", "cyh8Q~S"),
     "a slash in a password": ("DATABASE_URL=postgres://app:CHSmxZ/aOt9J7@db.acme.io:5432/x", "aOt9J7"),
     "a default": (f'os.getenv("SERVICE_API_KEY", "{_T}")', _T),
+    "a name that ends like a key of data": (
+        "export APP_CENTER_KEY=3f20019eb9ac2f2291add394b0818ce31832004d\n",
+        "3f20019eb9ac2f22",
+    ),
+    "an object that shows itself": (f"<Connection(db=0,username=None,password={_T},host=cache.acme.io)>", _T),
+    "a key of CodeRabbit": (
+        f"cr-{'d47936234ee7b7d364b4fdf0cdd7be4f366be09a51c6175b9bb9dd4b8b'}",
+        "d47936234ee7b7d3",
+    ),
+    "a token of Friendli": (f"flp_{_T}9VJOEpwH1ZGH254McpOnFp", f"{_T}9VJO"),
+    "a key of Runway": (f"key_{'28a167068a9f78c7fe4a7b19d4ef0f15' * 4}", "28a167068a9f78c7"),
+    "a key of Zuplo": ("zpka_0v2k89375r60ctf856ud218c9ly62f4n_5b515391", "0v2k89375r60ctf8"),
     "Docker's ENV": (f"ENV SERVICE_API_KEY {_T}\n", _T),
     "bold": (f"token: **{_T}**", _T),
     "a user of curl": (f"curl -u {_T}: https://acme.io", _T),
