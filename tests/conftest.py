@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import subprocess
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from understudy.tasks.records import dump
 
 from support import calc_task, docker_engine, example_count, imports_torch, kubernetes_server, postgresql, require
 from support import s3_server as s3_server_
-from support.order import longest_first
 
 if TYPE_CHECKING:
     from understudy.sandbox.base import Sandboxes
@@ -141,10 +140,8 @@ def pytest_collection(session: pytest.Session) -> None:
             importtestmodule(path, session.config)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
-    """Put the tests that import torch beside each other, begin with the longest, and leave the harness's to
-    `make test-services`.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests that import torch beside each other, and leave the harness's to `make test-services`.
 
     A process that imports torch and transformers needs five seconds of CPU for it. It is few processes that do, as
     each begins with tests that stand side by side. The harness's package is installed apart.
@@ -152,9 +149,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "harness" in getattr(item, "fixturenames", ()):
             item.add_marker("services")
-    yield  # what -m and -k leave out is left out
     items.sort(key=lambda item: not _imports_torch(item))
-    items[:] = longest_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
 
 
 def _imports_torch(item: pytest.Item) -> bool:

@@ -95,7 +95,7 @@ async def test_a_commit_whose_tests_fail_before_and_pass_after_becomes_a_task(re
     result = await made(repository)
     (task,) = result.tasks
     assert result.refused == {
-        "no test fails without the commit and passes with it": 1,
+        "no test fails without the commit and passes with it; expected at least one": 1,
         "changes no code besides tests; expected at least one other .py file": 1,
         "changes no test file; expected at least one named test_*.py or *_test.py": 1,
     }

@@ -238,13 +238,15 @@ async def _try(
     finally:
         await sandbox.close()
     if not any(outcome == "passed" for outcome in after[0].outcomes.values()):
-        raise TaskError("the commit's tests do not pass with it in this environment; they may need --requirements")
+        raise TaskError(
+            "the commit's tests do not pass with it in this environment; give what they need with --requirements"
+        )
     if before[0].outcomes != before[1].outcomes or after[0].outcomes != after[1].outcomes:
         raise TaskError("its tests are flaky: two runs ended differently; expected the same outcome each time")
     passed = sorted(id for id, outcome in after[0].outcomes.items() if outcome == "passed")
     broken = [id for id in passed if before[0].outcomes.get(id) != "passed"]
     if not broken:
-        raise TaskError("no test fails without the commit and passes with it")
+        raise TaskError("no test fails without the commit and passes with it; expected at least one")
     failures = [FailedCheck(id, normalise_message(before[0].messages.get(id, ""), workdir)) for id in broken]
     others = tuple(id for id in passed if id not in set(broken))
     checks = PytestChecks(
@@ -266,7 +268,7 @@ async def _test(candidate: _Candidate, sandbox: Sandbox, *, gold: bool) -> Pytes
     finally:
         await sandbox.reset()
     if report.timed_out:
-        raise TaskError(f"its tests take more than {_TIMEOUT_S:.0f} s, the time limit")
+        raise TaskError(f"its tests take too long; expected at most {_TIMEOUT_S:.0f} s")
     return report
 
 
