@@ -82,6 +82,7 @@ _PUBLIC = re.compile(r"(?i)public[_\- .]?$")
 _PLAIN = re.compile(r"[\w.~+/=-]+", re.ASCII)
 _TIGHT = re.compile(r"[^()\[\]{},<>?;]+")
 """A value directly after `=`: a password with punctuation, but no call or list."""
+_OF_ACCESS = re.compile(r"(?i)(?:api|access|private|secret|auth)[ _-]?$")
 _NEXT_IN_LIST = re.compile(r",[a-z_]{2,30}=")
 """The next name in a list without blanks, as objects show themselves: `password=…,host=…`."""
 _CALLED = re.compile(r"[ \t]*[(\[{]")
@@ -155,7 +156,8 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
         secret = secret.rstrip("*,.;:)}]!?" if not secret.endswith("]") else ",")
     if match["space"] is not None:
         behind = text[start + len(secret) : start + len(secret) + 1]
-        if not _spaced(word.group(), before, quote) and not _netrc(word.group(), before, secret, behind):
+        named = _spaced(word.group(), before, quote) or _netrc(word.group(), before, secret, behind)
+        if not named and not _is_told(word.group(), before, secret, behind):
             return None
     # The cheapest check comes first, because it rejects most.
     name = word.group().lower()
@@ -239,6 +241,21 @@ def _spaced(word: str, before: str, quote: str) -> bool:
     if _SET.search(rest) is not None or (bool(quote) and word == "PASSWORD"):
         return True
     return "login" in before and _LOGIN.search(before) is not None
+
+
+def _is_told(word: str, before: str, value: str, behind: str) -> bool:
+    """Return whether a text names a credential and its value with a blank between: `acme api_key 8Xq…`."""
+    named = word.lower() in ("token", "secret") or (
+        word.lower() == "key" and _OF_ACCESS.search(before) is not None
+    )
+    return (
+        named
+        and behind in ("", "\n", "\r", '"', "'", "`", "\\")
+        and len(value) >= 20
+        and len(_DIGIT.findall(value)) > 2
+        and value.isalnum()
+        and looks_random(value)
+    )
 
 
 def _netrc(word: str, before: str, value: str, behind: str) -> bool:

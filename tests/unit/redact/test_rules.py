@@ -59,6 +59,11 @@ _HIDDEN = {
         "export APP_CENTER_KEY=3f20019eb9ac2f2291add394b0818ce31832004d\n",
         "3f20019eb9ac2f22",
     ),
+    "a blank behind the name": ("eventbrite token CR251L0279P17OKA0AYZ", "CR251L0279P17OKA0AYZ"),
+    "a blank behind the name of a key": (
+        "use apollo.io api_key 932lWuSSMLfbIOUfXqPjed\n",
+        "932lWuSSMLfbIOUfXqPjed",
+    ),
     "an object that shows itself": (f"<Connection(db=0,username=None,password={_T},host=cache.acme.io)>", _T),
     "a key of CodeRabbit": (
         f"cr-{'d47936234ee7b7d364b4fdf0cdd7be4f366be09a51c6175b9bb9dd4b8b'}",
@@ -187,6 +192,7 @@ _PLAIN = (
     # code that writes a key, and has none
     'append("-----BEGIN PRIVATE KEY-----\\n"); encodeBase64Lines(key); append("-----END PRIVATE KEY-----")',
     'pem := "-----BEGIN PRIVATE KEY-----\\n" + privateKeyAsBase64String',
+    "restored cache key f6d214888b39db7eee582427bdc40dba35970560ba4c930b and the token of user123\n",
     'key = "post/2011/08/27/Deux-%22rat%C3%A9s%22-de-l-Universit"; BodyBytesKey = "_gin-gonic/gin/bodybyteskey"',
     '"http://foo:pass1@bar:pass2@baz/path", "http://me:p%C3%A4ssword@h.io", "https://u:x-oauth-basic@g.io"',
     "Authorization: Basic c3JpOnNlY3IzdA==; Authorization: Basic 0YDRg9GB0YHQutC40IE60JHRg9C60LLRiw==",
