@@ -157,7 +157,7 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
     if match["space"] is not None:
         behind = text[start + len(secret) : start + len(secret) + 1]
         named = _spaced(word.group(), before, quote) or _netrc(word.group(), before, secret, behind)
-        if not named and not _is_told(word.group(), before, secret, behind):
+        if not named and not _follows_name(word.group(), before, secret, behind):
             return None
     # The cheapest check comes first, because it rejects most.
     name = word.group().lower()
@@ -243,7 +243,7 @@ def _spaced(word: str, before: str, quote: str) -> bool:
     return "login" in before and _LOGIN.search(before) is not None
 
 
-def _is_told(word: str, before: str, value: str, behind: str) -> bool:
+def _follows_name(word: str, before: str, value: str, behind: str) -> bool:
     """Return whether a text names a credential and its value with a blank between: `acme api_key 8Xq…`."""
     named = word.lower() in ("token", "secret") or (
         word.lower() == "key" and _OF_ACCESS.search(before) is not None
