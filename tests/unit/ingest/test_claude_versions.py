@@ -352,8 +352,17 @@ def test_the_text_around_a_queued_prompt_is_that_of_the_versions_program(version
     assert sent in outline(by_message(*read(log))[NEXT])[-1]
 
 
-@pytest.mark.parametrize(("version", "sent"), [("2.0.51", {"plan": "Do it."}), ("2.0.54", {})])
-def test_versions_before_2_0_54_send_a_plan_back_with_its_call(version: str, sent: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("version", "sent"),
+    [
+        ("2.0.51", {"plan": "Do it."}),
+        ("2.0.54", {}),
+        ("2.1.69", {"plan": "Do it."}),
+        ("2.1.70", {}),
+        ("2.1.87", {}),
+    ],
+)
+def test_some_versions_send_a_plan_back_with_its_call(version: str, sent: dict[str, str]) -> None:
     log = Log(version=version)
     log.user("plan")
     log.assistant(ANSWER, ("t1", "ExitPlanMode", {"plan": "Do it."}))

@@ -39,3 +39,11 @@ class RecordIndex:
     def has_attachments(self) -> bool:
         """Whether any record is an attachment, which means that this version logs what accompanies messages."""
         return any(record.type == "attachment" for record in self._records)
+
+    def ids_above(self, uuid: str | None) -> set[int]:
+        """Return the `id()` of this record and of those that following `parentUuid` from it finds."""
+        met: set[int] = set()
+        while uuid is not None and (record := self.by_uuid.get(uuid)) is not None and id(record) not in met:
+            met.add(id(record))
+            uuid = record.parentUuid
+        return met

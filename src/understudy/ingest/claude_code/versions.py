@@ -221,8 +221,8 @@ def _version_numbers(text: str) -> list[tuple[int, ...]]:
 
 def _behaviour(number: tuple[int, ...]) -> VersionBehaviour:
     # From about 2.1.60 on, a tool is offered only once the model has searched for it, and a call of a tool that is
-    # not offered keeps its input. From 2.1.88 on this applies to Anthropic's own server only.
-    searches = (2, 1, 60) <= number < (2, 1, 88)
+    # not offered keeps its input. From 2.1.70 on this applies to Anthropic's own server only.
+    searches = (2, 1, 60) <= number < (2, 1, 70)
     return VersionBehaviour(
         hides_plans=number >= (2, 0, 54) and not searches,
         resumes_by_parent=(2, 1, 2) <= number < (2, 1, 80),

@@ -36,6 +36,7 @@ from understudy.ingest.claude_code.attachments import (
     sent_attachment,
 )
 from understudy.ingest.claude_code.continuity import RESUME_NOT_LOGGED, Continuity
+from understudy.ingest.claude_code.links import leads_nowhere, path_by_logged_links, with_summaries_first
 from understudy.ingest.claude_code.queued import QueuedPrompts
 from understudy.ingest.claude_code.record_index import RecordIndex
 from understudy.ingest.claude_code.records import (
@@ -78,13 +79,14 @@ def build_conversation(
     `resumed`: uuids of the first records after the session was ended and resumed. `logs_attachments`: other
     records of the session show that this version logs what it sends besides messages.
     """
+    records, links = with_summaries_first(records)
     try:
-        return _Walk(records, behaviour, resumed, logs_attachments=logs_attachments).build()
+        return _Walk(records, behaviour, resumed, links, logs_attachments=logs_attachments).build()
     except _OutOfOrderError:
         # This is rare, so records are sorted only when it happens.
         losses: Counter[str] = Counter()
         arranged = parents_first(records, losses)
-        walk = _Walk(arranged, behaviour, resumed, arranged=True, logs_attachments=logs_attachments)
+        walk = _Walk(arranged, behaviour, resumed, links, arranged=True, logs_attachments=logs_attachments)
         walk.losses = losses
         return walk.build()
 
@@ -101,6 +103,7 @@ class _Walk:
         records: Sequence[ClaudeRecord],
         behaviour: VersionBehaviour,
         resumed: Collection[str | None],
+        links: dict[str | None, str | None],
         *,
         arranged: bool = False,
         logs_attachments: bool = False,
@@ -111,8 +114,8 @@ class _Walk:
         self.records = records
         self.index = RecordIndex(records)
         self.logs_attachments = logs_attachments or self.index.has_attachments
-        # Versions that log attachments send the same content after a resume, because their log holds it.
-        self.resumed = () if self.logs_attachments and not behaviour.resumes_by_parent else resumed
+        self.resumed = resumed
+        self.links = links  # uuid → the logged parent, where what was sent before the record is not there
         self.arranged = arranged
         self.losses: Counter[str] = Counter()
         self.nodes: list[TraceNode] = []
@@ -171,9 +174,12 @@ class _Walk:
                 at = last
                 damaged_from = len(nodes)
                 self.losses["missing-parent"] += 1
+                if uuid in resumed and leads_nowhere(record, self.index.by_uuid.get(previous or "")):
+                    self.links[uuid] = None
             if resumed and uuid in resumed:
-                at = position[parent] = self.resumed_path(parent, at)
-                self.continuity.resume()
+                at = self.resumed_path(parent, at)
+                if damaged_from < 0:
+                    position[parent] = at
             kind = record.type
             if kind == "assistant":
                 body = record.message
@@ -217,11 +223,13 @@ class _Walk:
                 position[uuid] = last = self.add_preserved(preserved_behind.pop(uuid), at)
         for node, note in shortened_prompts(nodes, self.behaviour).items():
             self.mark(node, note)
+        last = position.get(self.records[-1].uuid, -1) if self.records else -1
+        compacted = [(count, self.end(at)) for count, at in self.boundaries.values()]
         return ClaudeConversation(
             nodes,
             list(self.responses.values()),
             tree.inherited_notes(nodes, self.damage) | self.own_notes,
-            self.active(),
+            tree.active_responses(nodes, self.end(last), compacted),
             self.snapshot,
             +self.losses,
         )
@@ -325,11 +333,8 @@ class _Walk:
         above = self.response_at.get(at)
         if above is not None:
             at = self.end_of_response(above)
-            error = (
-                self.last_error
-                if self.last_error is not None and self.last_error.uuid == record.parentUuid
-                else None
-            )
+            error = self.last_error
+            error = error if error is not None and error.uuid == record.parentUuid else None
             if at == above.node and (prompt := continuation(above.records[-1], error)) is not None:
                 at = self.add_unlogged(prompt, at)
                 self.mark(at, "continuation-not-logged")
@@ -581,19 +586,14 @@ class _Walk:
 
         Some versions follow `parentUuid` only, and lose parallel calls whose results hang on other records.
         """
-        end = tree.path_without(self.nodes, self.end(at), self.unlogged, added=not self.logs_attachments)
+        ends = {name: self.end(self.position.get(above, -1)) for name, above in self.links.items()}
+        end = path_by_logged_links(self.nodes, self.end(at), ends) if ends else self.end(at)
+        if end != self.end(at):
+            self.mark(end, RESUME_NOT_LOGGED)  # of a large log, the program reads only what follows the boundary
+        if self.logs_attachments and not self.behaviour.resumes_by_parent:
+            return at if end == self.end(at) else end  # the log holds everything else
+        self.continuity.resume()
+        end = tree.path_without(self.nodes, end, self.unlogged, added=not self.logs_attachments)
         if not self.behaviour.resumes_by_parent:
             return at if end == self.end(at) else end
-        met: set[int] = set()
-        while uuid is not None and (record := self.index.by_uuid.get(uuid)) is not None and id(record) not in met:
-            met.add(id(record))
-            uuid = record.parentUuid
-        return tree.path_after_resume(self.nodes, end, met)
-
-    # --- the end -------------------------------------------------------------------------------------------
-
-    def active(self) -> set[str]:
-        """Return the keys of the responses on the path to the last record."""
-        last = self.position.get(self.records[-1].uuid, -1) if self.records else -1
-        bounds = [(count, self.end(at)) for count, at in self.boundaries.values()]
-        return tree.active_responses(self.nodes, self.end(last), bounds)
+        return tree.path_after_resume(self.nodes, end, self.index.ids_above(uuid))

@@ -1,0 +1,111 @@
+"""Links that do not say what a response was given to, and what a resumed session makes of them.
+
+When the program compacts the conversation in the middle of its work, it logs the boundary, the summary, and the
+attachments sent with it, while the next response already arrives. Versions from 2.1.87 to 2.1.107 were seen to log
+that response before the summary, as a child of the last record before the boundary, although the request began
+with the summary. A session that is resumed later follows the links: it sends what was before the compaction again,
+and no summary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from understudy.ingest.claude_code import tree
+from understudy.ingest.claude_code.continuity import response_of
+from understudy.ingest.claude_code.records import ClaudeRecord, seconds_between
+from understudy.ingest.trace import TraceNode
+
+_GAP_S = 5.0
+"""The longest time between two records that the program joins although no link does (read in the programs)."""
+
+
+def with_summaries_first(
+    records: Sequence[ClaudeRecord],
+) -> tuple[Sequence[ClaudeRecord], dict[str | None, str | None]]:
+    """Return the records with each summary before the responses that it was sent for, and these as its children.
+
+    Also returns the logged parent of each response whose parent was changed, by uuid. The records themselves are
+    returned if none was.
+    """
+    boundary_of: dict[str | None, int] = {}
+    for at, record in enumerate(records):
+        if record.subtype == "compact_boundary":
+            # The logical parent may be a record that is not logged, such as a reminder.
+            boundary_of |= dict.fromkeys((record.logicalParentUuid, records[at - 1].uuid if at else None), at)
+    boundary_of.pop(None, None)
+    late: dict[int, list[int]] = {}
+    for n, record in enumerate(records) if boundary_of else ():
+        at = boundary_of.get(record.parentUuid) if record.type == "assistant" else None
+        if at is not None and at < n and (record.timestamp or "") >= (records[at].timestamp or ""):
+            late.setdefault(at, []).append(n)
+    chains = {at: chain for at in late if (chain := _sent_with_summary(records, at))}
+    if not chains:
+        return records, {}
+    placed = set[int]().union(*chains.values())
+    ends = {n: records[chain[-1]].uuid for at, chain in chains.items() for n in late[at]}
+    arranged: list[ClaudeRecord] = []
+    for n, record in enumerate(records):
+        if n not in placed:
+            arranged.append(msgspec.structs.replace(record, parentUuid=ends[n]) if n in ends else record)
+            arranged += [records[position] for position in chains.get(n, ())]
+    return arranged, {records[n].uuid: records[n].parentUuid for n in ends}
+
+
+def _sent_with_summary(records: Sequence[ClaudeRecord], boundary: int) -> list[int]:
+    """Return the positions of a compaction's summary and the attachments linked to it; none without a summary."""
+    chain: list[int] = []
+    last, has_summary = records[boundary].uuid, False
+    for at in range(boundary + 1, len(records)):
+        record = records[at]
+        if last is None or record.parentUuid != last:
+            continue
+        if record.type != "attachment" and not record.isCompactSummary:
+            break
+        has_summary = has_summary or bool(record.isCompactSummary)
+        chain.append(at)
+        last = record.uuid
+    return chain if has_summary else []
+
+
+def leads_nowhere(record: ClaudeRecord, previous: ClaudeRecord | None) -> bool:
+    """Return whether a later resume finds nothing before this record, whose parent is not in the log.
+
+    Its parent was written to another session's log, or not at all. The program then goes on with the record before
+    it, if that is not much older.
+    """
+    waited = seconds_between(previous.timestamp, record.timestamp) if previous is not None else None
+    return waited is None or waited > _GAP_S
+
+
+def path_by_logged_links(nodes: list[TraceNode], at: int, ends: Mapping[str | None, int]) -> int:
+    """Copy the path to `at` as the logged links give it, and return its last node; `at` itself if they are right.
+
+    `ends` has for each record whose link does not lead to what it was sent after the node that it leads to, -1 if
+    it leads nowhere in this log.
+    """
+    kept: list[object] = []
+    since_end: list[object] = []
+    step, base = at, -1
+    while step >= 0:
+        body = nodes[step].body
+        since_end.append(body)
+        step = nodes[step].parent
+        if (uuid := _uuid(body)) in ends:
+            step = base = ends[uuid]
+            kept += since_end
+            since_end.clear()
+    if not kept:
+        return at
+    for body in reversed(kept):
+        nodes.append(TraceNode(base, body))
+        base = len(nodes) - 1
+    return base
+
+
+def _uuid(body: object) -> str | None:
+    response = response_of(body)
+    record = tree.sent_record(body) if response is None else None
+    return response.records[0].uuid if response is not None else record.record.uuid if record is not None else None
