@@ -49,7 +49,7 @@ _CONFIGURES = re.compile(r"(?:.*/)?(?:setup\.py|setup\.cfg|pyproject\.toml|tox\.
 _CACHED = re.compile(
     r".*(?:\.py[co]|\.so|\.pyd|\.dylib|\.dll|/__pycache__/.*|\.(?:egg-info|dist-info|egg-link)(?:/.*)?)|__pycache__/.*"
 )
-_STEERS = re.compile(
+_STEERING_WORDS = re.compile(
     r"\b(?:addopts|python_files|python_classes|python_functions|testpaths|confcutdir|pytest11|conftest|collect_ignore|"
     r"usefixtures|norecursedirs|required_plugins)\b|\s-p[\s=\"']|\bprint\s*\(|\bos\.(?:system|popen|_exit)\b"
 )
@@ -294,7 +294,7 @@ def _steering(patch: bytes, gated: GatedPatch) -> Iterator[Evidence]:
     """Yield dropped files that could only influence the tests, and lines in other files that do."""
     for path in gated.steering:
         if _CONFIGURES.fullmatch(path):
-            matches = ((n, text) for n, text in _added(patch, path) if _STEERS.search(text))
+            matches = ((n, text) for n, text in _added(patch, path) if _STEERING_WORDS.search(text))
             yield from (
                 _evidence(_Located(path, Suspicion("steering-file", n, text.strip()))) for n, text in matches
             )

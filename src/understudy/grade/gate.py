@@ -21,11 +21,13 @@ from understudy.types import PytestChecks, SuiteChecks, Task
 from understudy.util.diffs import DiffError, FileDiff, parse_diff
 
 # Files that decide how tests are found, run and imported; an agent may change them only if the gold patch does.
+# The audit reports each one that was dropped: a new name here needs a rule in `_steering` of grade/audit.py, or
+# every patch that touches such a file is suspicious.
 _PYTEST_FILES = ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg")
 _PROTECTED = frozenset(
     (*_PYTEST_FILES, "setup.py", "pyproject.toml", ".coveragerc", ".gitattributes", "__pycache__", "pyvenv.cfg")
 )
-_STEERS = re.compile(r"(?:(?:site|user)customize|conftest)(?:\..*)?|.*\.pth")
+_INSTALL_STEERS = re.compile(r"(?:(?:site|user)customize|conftest)(?:\..*)?|.*\.pth")
 _PROTECTED_LIKE = re.compile(
     r"(?:(?:site|user)customize|conftest)(?:\..*)?|"
     r".*\.(?:pth|pyc|pyo|egg|egg-link|egg-info|dist-info|so|pyd|dylib|dll)"
@@ -71,7 +73,7 @@ def gate(patch: bytes, task: Task, tree: Path) -> GatedPatch:
     if patch.strip() and not files:
         return GatedPatch(b"", refused="the patch cannot be read: no file is changed in it")
     allowed = gold_paths(task)
-    checks, tests = _check_files(task)
+    checks, tests = _hidden_files_and_directories(task)
     imports = TestImports(task, tree, checks, tests, allowed)
     programs = _programs(task) - allowed
     scratch = scratch_files(files, task, tree, allowed)
@@ -109,11 +111,11 @@ def intruders(task: Task, tree: Path) -> Callable[[str], bool]:
     @cache
     def imports() -> tuple[frozenset[str], TestImports]:
         allowed = gold_paths(task)
-        return allowed, TestImports(task, tree, *_check_files(task), allowed)
+        return allowed, TestImports(task, tree, *_hidden_files_and_directories(task), allowed)
 
     def is_intruder(path: str) -> bool:
         parts = folded(path).split("/")
-        steers = any(part in _PYTEST_FILES or _STEERS.fullmatch(part) for part in parts)
+        steers = any(part in _PYTEST_FILES or _INSTALL_STEERS.fullmatch(part) for part in parts)
         allowed, imported = imports()
         return path not in allowed and (steers or imported.is_replaced_by(path))
 
@@ -158,7 +160,7 @@ def _leads_through_link(tree: Path, path: str) -> bool:
         return True
 
 
-def _check_files(task: Task) -> tuple[frozenset[str], tuple[str, ...]]:
+def _hidden_files_and_directories(task: Task) -> tuple[frozenset[str], tuple[str, ...]]:
     """Return the files of the hidden tests, and the directories of tests that contain the deciding ones.
 
     The files replace files of the tree; the directories are the innermost ones, with a slash at the end.

@@ -38,12 +38,16 @@ _PLAIN = (
 _USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens")
 _CONTENT = ("sampling", "error", "skeleton_id", "system_id", "tools_id", "node_id", "response_id")
 _TOKENS = ("base_key", "prompt_count", "shared", "suffix", "completion_count", "completion", "logprobs")
-_LATER = ("cache_write_tokens", "cost_usd", "policy_spans", "audit")
-_OUTER = ("skeleton_id", "system_id", "tools_id")
-_BLOBS = (*_OUTER, "response_id")
+# Columns that later schemas added, in the order of `added` in `_row`.
+_ADDED_COLUMNS = ("cache_write_tokens", "cost_usd", "policy_spans", "audit")
+_REQUEST_PARTS = ("skeleton_id", "system_id", "tools_id")
+_BLOBS = (*_REQUEST_PARTS, "response_id")
 _LEAN = (
-    *(calls.c[name] for name in ("key", *_PLAIN, *_USAGE, "sampling", "error", *_OUTER, "node_id", "response_id")),
-    *(calls.c[name] for name in ("base_key", "prompt_count", "shared", "completion_count", *_LATER)),
+    *(
+        calls.c[name]
+        for name in ("key", *_PLAIN, *_USAGE, "sampling", "error", *_REQUEST_PARTS, "node_id", "response_id")
+    ),
+    *(calls.c[name] for name in ("base_key", "prompt_count", "shared", "completion_count", *_ADDED_COLUMNS)),
     *(func.length(calls.c[name]).label(f"{name}_size") for name in ("suffix", "completion")),
     *(
         func.substr(calls.c[name], 1, HEAD_BYTES, type_=LargeBinary).label(f"{name}_head")
@@ -52,7 +56,14 @@ _LEAN = (
 )
 """The columns of a call without its tokens; of these, only the sizes."""
 _INSERT = hot_insert_once(
-    calls, *_PLAIN, *_USAGE, *_CONTENT, *_TOKENS, *_LATER, key="key", unique=("id", "attempt_id", "sequence")
+    calls,
+    *_PLAIN,
+    *_USAGE,
+    *_CONTENT,
+    *_TOKENS,
+    *_ADDED_COLUMNS,
+    key="key",
+    unique=("id", "attempt_id", "sequence"),
 )
 # The row lock keeps a lease from being taken away while a write of its attempt is in progress.
 _STATUS = HotStatement(
@@ -326,13 +337,13 @@ def _row(context: WriteContext, call: Call) -> tuple[tuple[Any, ...], int | None
     packed, ids = _pack_tokens(context, call)
     plain = [getattr(call, name) for name in _PLAIN]
     usage = [getattr(call.usage, name) for name in _USAGE]
-    later = (
+    added = (
         call.usage.cache_write_tokens,
         call.cost_usd,
         encode(call.policy_spans) if call.policy_spans else None,
         encode(call.audit) if call.audit else None,
     )
-    return (*plain, *usage, *content, *packed, *later), packed[0], ids
+    return (*plain, *usage, *content, *packed, *added), packed[0], ids
 
 
 def _pack_tokens(context: WriteContext, call: Call) -> tuple[tuple[Any, ...], Ids | None]:

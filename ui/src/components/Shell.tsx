@@ -5,6 +5,7 @@ import { Key } from "./marks";
 import { toggleTheme, useTheme } from "./theme";
 import styles from "./Shell.module.css";
 
+// What the help shows. The keys themselves are bound by useKeys in the pages, so change both.
 const SHORTCUTS: [string, [string[], string][]][] = [
   [
     "Everywhere",

@@ -123,7 +123,7 @@ def result_from_output(text: str) -> SuiteResult | None:
 
 
 # Programs that run tests whatever their arguments.
-_RUNS = frozenset((
+_TEST_PROGRAMS = frozenset((
     "pytest", "py.test", "tox", "nox", "nosetests", "nose2", "trial", "stestr", "ctest", "phpunit", "pest",
     "paratest", "rspec", "jest", "vitest", "mocha", "ava", "cypress", "gotestsum", "bats", "busted", "prove",
     "testem", "karma", "wtr", "jasmine", "tap", "lit", "ginkgo", "runtests.py", "runtests", "runtests.sh",
@@ -146,7 +146,7 @@ _SUBCOMMANDS = {
     for name in names.split()
 }
 # Every script that runs tests contains one of these words, so that others need not be parsed.
-_SIGNS = (
+_SCRIPT_WORDS = (
     "test", "spec", "check", "tox", "nox", "jest", "mocha", "karma", "cypress", "trial", "bats", "busted", "prove",
     "ginkgo", "nose", "pest", "wtr", "jasmine", "verify", "ava ", "tap ", "lit ", "cargo t", "npm t",
 )  # fmt: skip
@@ -187,7 +187,7 @@ def result_of_tests(calls: Iterable[LoggedCall]) -> SuiteResult | None:
 
 def _result_of(call: LoggedCall) -> SuiteResult | None:
     script = call.script
-    if not any(sign in script for sign in _SIGNS):
+    if not any(sign in script for sign in _SCRIPT_WORDS):
         return None
     run = [(at, command) for at, command in enumerate(call.shell()) if runs_tests(command)]
     if not run:
@@ -218,13 +218,13 @@ def runs_tests(command: ShellCommand) -> bool:
     program, rest = command.program, command.argv[1:]
     if not command.argv or _idle(program, rest):
         return False
-    if program in _RUNS:
+    if program in _TEST_PROGRAMS:
         return program != "cypress" or "run" in rest
     if _PYTHON.fullmatch(program):
         return _python(rest)
     if program == "php" and rest:
         program, rest = rest[0].rpartition("/")[2], rest[1:]
-        if program in _RUNS:
+        if program in _TEST_PROGRAMS:
             return True
     subcommands = _SUBCOMMANDS.get(program)
     if subcommands is None:
@@ -237,8 +237,8 @@ def runs_tests(command: ShellCommand) -> bool:
     plain = [word for word in rest if not word.startswith(("-", "+", "@")) or word in subcommands]
     if program in _SCRIPTS and plain[:1] in (["run"], ["run-script"]):
         script = plain[1].rpartition(":")[2] if program == "hatch" and len(plain) > 1 else "".join(plain[1:2])
-        return script in _RUNS or _TEST_SCRIPT.fullmatch(script) is not None
-    if program in ("npm", "pnpm", "yarn", "bun") and plain and plain[0] in _RUNS:
+        return script in _TEST_PROGRAMS or _TEST_SCRIPT.fullmatch(script) is not None
+    if program in ("npm", "pnpm", "yarn", "bun") and plain and plain[0] in _TEST_PROGRAMS:
         return True
     if program in ("yarn", "pnpm", "just", "task", "rake") and plain and _TEST_SCRIPT.fullmatch(plain[0]):
         return plain[0] not in ("check", "unit") or plain[0] in subcommands
@@ -273,7 +273,7 @@ def _python(rest: list[str]) -> bool:
     name = rest[at].rpartition("/")[2]
     if name in ("manage.py", "setup.py"):
         return "test" in rest[at + 1 : at + 3]
-    return name in _RUNS or _TEST_FILE.fullmatch(name) is not None
+    return name in _TEST_PROGRAMS or _TEST_FILE.fullmatch(name) is not None
 
 
 def _file_of(command: ShellCommand) -> bool:

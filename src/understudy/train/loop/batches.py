@@ -37,16 +37,16 @@ class GroupSelection(Struct, frozen=True, kw_only=True):
     """Which finished groups an update learns from.
 
     `used` go into the update; `dropped` are too old or unusable; `held` wait for the next step. `skipped` counts
-    what was not used by reason. `counted` are the used or held groups that no earlier step has held, and `reward`
-    is their mean reward. `groups` has the data of the used ones, one group for each agent that worked on the task;
-    `staleness` is how many versions the oldest of them is behind.
+    what was not used by reason. `newly_finished` are the used or held groups that no earlier step has held, and
+    `reward` is their mean reward. `groups` has the data of the used ones, one group for each agent that worked on
+    the task; `staleness` is how many versions the oldest of them is behind.
     """
 
     used: tuple[GroupRef, ...]
     dropped: tuple[GroupRef, ...]
     held: tuple[GroupRef, ...] = ()
     groups: dict[GroupRef, list[RolloutGroup]]
-    counted: tuple[GroupRef, ...]
+    newly_finished: tuple[GroupRef, ...]
     reward: float
     staleness: int
     skipped: dict[str, int]
@@ -93,7 +93,7 @@ def format_refused(refused: Mapping[str, str]) -> str:
     return "\n".join(f"  {task}: {reason}" for task, reason in list(refused.items())[:5])
 
 
-def harvest(
+def select_fresh_groups(
     directory: LoopDirectory,
     state: LoopState,
     ready: Mapping[GroupRef, TaskCounts],
@@ -129,20 +129,20 @@ def harvest(
             used.append(ref)
             staleness = max(staleness, age)
     counted_before = {ref for step in state.steps for ref in step.held}
-    counted = tuple(ref for ref in used if ref not in counted_before)
-    rewards = [rollout.reward for ref in counted for group in groups[ref] for rollout in group.rollouts]
+    newly_finished = tuple(ref for ref in used if ref not in counted_before)
+    rewards = [rollout.reward for ref in newly_finished for group in groups[ref] for rollout in group.rollouts]
     return GroupSelection(
         used=tuple(used),
         dropped=tuple(ref for ref in sorted(ready) if ref not in used),
         groups={ref: groups[ref] for ref in used},
-        counted=counted,
+        newly_finished=newly_finished,
         reward=fmean(rewards) if rewards else 0.0,
         staleness=staleness,
         skipped={why: count for why, count in sorted(skipped.items()) if count},
     )
 
 
-def select_enough_groups(
+def select_for_update(
     config: LoopConfig,
     directory: LoopDirectory,
     state: LoopState,
@@ -151,12 +151,12 @@ def select_enough_groups(
     *,
     last: bool,
 ) -> GroupSelection:
-    """Return the selection of `harvest`, with dynamic sampling (DAPO, arXiv 2503.14476).
+    """Return the selection of `select_fresh_groups`, with dynamic sampling (DAPO, arXiv 2503.14476).
 
     If fewer than `min_groups` groups have rewards that differ, and the step is not the `last`, these groups are
     held for the next step and nothing is learned yet.
     """
-    selection = harvest(directory, state, ready, runs, max_staleness=config.max_staleness)
+    selection = select_fresh_groups(directory, state, ready, runs, max_staleness=config.max_staleness)
     options = read_options(config.trainer)
     held = tuple(
         ref
@@ -166,7 +166,7 @@ def select_enough_groups(
     if last or len(held) >= config.min_groups:
         return selection
     others = {ref: figures for ref, figures in ready.items() if ref not in held}
-    rest = harvest(directory, state, others, runs, max_staleness=config.max_staleness)
+    rest = select_fresh_groups(directory, state, others, runs, max_staleness=config.max_staleness)
     equal = {NO_SIGNAL: len(rest.used)} if rest.used else {}
     return replace(
         selection,

@@ -25,7 +25,7 @@ from understudy.store import Store
 from understudy.store.outcomes import TaskCounts
 from understudy.train.algorithms.updater import UpdateReport
 from understudy.train.groups import RolloutGroup, read_token_values, write_groups
-from understudy.train.loop.batches import derive_seed, format_refused, select_enough_groups, start_step, usable
+from understudy.train.loop.batches import derive_seed, format_refused, select_for_update, start_step, usable
 from understudy.train.loop.state import (
     Evaluation,
     GroupRef,
@@ -39,7 +39,7 @@ from understudy.train.loop.state import (
     step_number,
     version_name,
 )
-from understudy.train.loop.worker import TrainerProcess
+from understudy.train.loop.trainer_process import TrainerProcess
 from understudy.train.publish.base import Publisher
 from understudy.train.teacher import TeacherServer
 from understudy.train.weights import ADAPTER
@@ -178,7 +178,7 @@ class Loop:
         ready = await self._wait_for_groups(step.step)
         runs = {number: wave.run_id for number, wave in self._waves.items()}
         selection = await asyncio.to_thread(
-            select_enough_groups,
+            select_for_update,
             *(self.config, self.directory, self.state, ready, runs),
             last=step.step >= self.config.steps,
         )
@@ -194,8 +194,8 @@ class Loop:
             used=selection.used,
             dropped=selection.dropped,
             held=selection.held,
-            collected=sum(ready[ref].graded for ref in selection.counted),
-            solved=sum(ready[ref].solved for ref in selection.counted),
+            collected=sum(ready[ref].graded for ref in selection.newly_finished),
+            solved=sum(ready[ref].solved for ref in selection.newly_finished),
             reward=selection.reward,
             groups=len(groups),
             staleness=selection.staleness,
@@ -301,14 +301,17 @@ class Loop:
             await self._record_refused()
             ready = await self._ready()
             open_ = any(ref.wave in running for ref in self.state.pending() if ref not in ready)
-            differing = sum(figures.differ and self._fresh(ref) for ref, figures in ready.items())
+            differing = sum(figures.differ and self._was_started_recently(ref) for ref, figures in ready.items())
             if not open_ or (not last and len(ready) >= groups_needed and differing >= self.config.min_groups):
                 return ready
             async with concurrently(*(wave.changed() for wave in running.values())) as changes:
                 await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
 
-    def _fresh(self, ref: GroupRef) -> bool:
-        """Return whether a group's rollouts were started recently enough, whatever versions its calls name."""
+    def _was_started_recently(self, ref: GroupRef) -> bool:
+        """Return whether a group's wave was started recently enough: waiting ends when there are enough of these.
+
+        Which groups are used is decided later by the versions that their calls name (`group_age` in batches.py).
+        """
         step = self.state.step(ref.wave)
         assert step is not None
         return self.state.behind(step_number(step.sampled_by) or 0) <= self.config.max_staleness

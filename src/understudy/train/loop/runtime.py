@@ -38,7 +38,7 @@ from understudy.train.loop.state import (
     metrics_of,
     version_name,
 )
-from understudy.train.loop.worker import TrainerProcess, start_trainer
+from understudy.train.loop.trainer_process import TrainerProcess, start_trainer
 from understudy.train.metrics import Trackers
 from understudy.train.options import GRPOOptions, read_options
 from understudy.train.publish.base import PathMapping, Publisher

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from understudy.errors import ConfigError
 from understudy.train.groups import write_groups
-from understudy.train.loop.worker import TrainerProcess, start_trainer
+from understudy.train.loop.trainer_process import TrainerProcess, start_trainer
 from understudy.train.options import GRPOOptions
 from understudy.train.weights import read_weights_record
 
@@ -69,7 +69,7 @@ def test_invalid_commands_get_a_response_and_the_trainer_ends_with_its_parent(mo
         "import asyncio, sys\n"
         "from pathlib import Path\n"
         "from understudy.train.options import GRPOOptions\n"
-        "from understudy.train.loop.worker import start_trainer\n"
+        "from understudy.train.loop.trainer_process import start_trainer\n"
         "async def main():\n"
         "    async with start_trainer(Path(sys.argv[1]), GRPOOptions(), threads=1) as trainer:\n"
         "        print(trainer.pid, flush=True)\n"
@@ -81,14 +81,14 @@ def test_invalid_commands_get_a_response_and_the_trainer_ends_with_its_parent(mo
     )
     with subprocess.Popen([sys.executable, "-c", program, model], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
+        trainer = int(parent.stdout.readline())
         answers = [json.loads(parent.stdout.readline())["error"]["message"] for _ in range(2)]
         parent.kill()
     assert "invalid command" in answers[0] and "'dance'" in answers[1]
     deadline = time.monotonic() + 60
-    while _runs(worker) and time.monotonic() < deadline:
+    while _runs(trainer) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not _runs(worker)
+    assert not _runs(trainer)
 
 
 def test_an_earlier_exit_of_the_trainer_is_reported_at_the_next_update(tmp_path: Path):

@@ -1,6 +1,6 @@
 """A trainer in a process of its own: it keeps a model loaded, and makes updates on commands from stdin.
 
-    python -m understudy.train.loop.worker --model DIR --options JSON [--resume DIR] [--reference DIR]
+    python -m understudy.train.loop.trainer_process --model DIR --options JSON [--resume DIR] [--reference DIR]
 
 Commands and responses are JSON objects, one per line. The first line on stdout is `{"ready": …}`. Then each
 command gets one response, in order:
@@ -10,7 +10,7 @@ command gets one response, in order:
 
 With `"token_values": FILE` the values that the update computed for tokens are written to that file.
 
-A command that fails gets the response `{"error": {"boundary": …, "type": …, "message": …}}`, and the worker
+A command that fails gets the response `{"error": {"boundary": …, "type": …, "message": …}}`, and the trainer
 continues. It exits as soon as stdin is closed, so it never outlives its parent.
 """
 
@@ -40,7 +40,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 class TrainerReady(Struct, frozen=True):
-    """The worker's first line, when its model is loaded. `step` is the last step of the loaded weights
+    """The trainer's first line, when its model is loaded. `step` is the last step of the loaded weights
     (0: none).
     """
 
@@ -52,7 +52,7 @@ class TrainerReady(Struct, frozen=True):
 
 
 class TrainerCommand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A command to the worker."""
+    """A command to the trainer."""
 
     op: str
     step: int = 0
@@ -64,7 +64,7 @@ class TrainerCommand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def main(arguments: list[str]) -> int:
     """Run until stdin ends. Exit code 2 when the model cannot be loaded; the error is written to stdout."""
-    parser = argparse.ArgumentParser(prog="python -m understudy.train.loop.worker")
+    parser = argparse.ArgumentParser(prog="python -m understudy.train.loop.trainer_process")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--options", default="{}")
     parser.add_argument("--resume", type=Path)
@@ -154,7 +154,7 @@ if __name__ == "__main__":
 
 
 class TrainerProcess(ChildProcess):
-    """A running worker process. `ready` is its first line."""
+    """A running trainer process. `ready` is its first line."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         super().__init__(process)
@@ -171,7 +171,7 @@ class TrainerProcess(ChildProcess):
         """Learn from the groups in a file that `groups.write_groups` wrote, and save the weights to a directory.
 
         The values computed for tokens are written to `token_values` where that is given. Returns when all files
-        are complete. Raises the worker's error, or ConfigError when the worker ended.
+        are complete. Raises the trainer's error, or ConfigError when the trainer ended.
         """
         command = TrainerCommand(
             op="update",
@@ -187,7 +187,7 @@ class TrainerProcess(ChildProcess):
                 self._process.stdin.write(msgspec.json.encode(command) + b"\n")
                 await self._process.stdin.drain()
             except (BrokenPipeError, ConnectionResetError, RuntimeError):
-                # uvloop raises RuntimeError for a pipe that it closed when the worker ended.
+                # uvloop raises RuntimeError for a pipe that it closed when the trainer ended.
                 raise await self._ended() from None
             answer = await self._answer()
         return msgspec.convert(answer["report"], UpdateReport)
@@ -221,7 +221,7 @@ async def start_trainer(
     threads: int = 0,
     environment: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[TrainerProcess]:
-    """Run a worker while the context lasts; it never outlives this process.
+    """Run a trainer while the context lasts; it never outlives this process.
 
     `resume` is a directory to which an earlier update saved its weights. `threads` is the number of CPU threads
     (0: torch's default). Raises ConfigError when the model cannot be loaded.
@@ -232,6 +232,6 @@ async def start_trainer(
     variables = dict(os.environ if environment is None else environment)
     if threads:
         variables["OMP_NUM_THREADS"] = str(threads)
-    async with TrainerProcess.running("understudy.train.loop.worker", arguments, variables) as trainer:
+    async with TrainerProcess.running("understudy.train.loop.trainer_process", arguments, variables) as trainer:
         await trainer.start()
         yield trainer
