@@ -70,7 +70,9 @@ def test_every_kind_of_prediction(calc_tasks: Path, tmp_path: Path):
         "refused_rows": 1,
         "not_graded": 0,
     }
-    assert output["errors"] == {"nobody": f"task: {predictions_file}:6: no task has the id 'nobody'"}
+    assert output["errors"] == {
+        "nobody": f"task: {predictions_file}:6: no task has the id 'nobody'; correct the id, or give its task with --tasks"
+    }
     assert output["rows"][0].startswith(f"{predictions_file}:3: not a prediction: ")
     summary = json.loads(Path(output["summary"]).read_text())
     assert Path(output["summary"]).name == "org__m.understudy.json"

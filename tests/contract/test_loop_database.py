@@ -44,9 +44,12 @@ def order(tmp_path: Path, policy: FakePolicy) -> Order:
     ("more", "message"),
     [
         ({"store": "runs/here"}, "--store runs/here: expected the URL of a database"),
-        ({"engine": "workers"}, "--engine workers needs --store"),
-        ({"engine": "ray"}, "--engine ray needs --store"),
-        ({"engine": "workers", "store": "postgresql:///x", "url": ""}, "--engine workers needs --base-url"),
+        ({"engine": "workers"}, "--engine workers needs the database .* --store"),
+        ({"engine": "ray"}, "--engine ray needs the database .* --store"),
+        (
+            {"engine": "workers", "store": "postgresql:///x", "url": ""},
+            "--engine workers needs a model server .* --base-url",
+        ),
         ({"engine": "workers", "store": "postgresql:///x", "asynchronous": True}, "unsupported with --async"),
     ],
 )
