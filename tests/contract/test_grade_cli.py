@@ -71,7 +71,8 @@ def test_every_kind_of_prediction(calc_tasks: Path, tmp_path: Path):
         "not_graded": 0,
     }
     assert output["errors"] == {
-        "nobody": f"task: {predictions_file}:6: no task has the id 'nobody'; correct the id, or give its task with --tasks"
+        "nobody": f"task: {predictions_file}:6: no task has the id 'nobody'; correct the id, or give its task "
+        "with --tasks"
     }
     assert output["rows"][0].startswith(f"{predictions_file}:3: not a prediction: ")
     summary = json.loads(Path(output["summary"]).read_text())
