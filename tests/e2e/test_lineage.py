@@ -60,7 +60,7 @@ def test_each_row_leads_to_its_calls_weights_verdict_and_patch(home: Path):
         rows = verify(home / kind, "--dir", home / "run")
         assert (rows["failures"], rows["rollouts"], rows["rows"] >= 2) == (0, 0, True)
     (problem, *_) = verify(home / "openai", "--dir", home / "run", code=1)["problems"]
-    assert "has no id of a call or an attempt, as rows of hf, trl-tokens and trl-sft have" in problem
+    assert "has neither attempt_id nor example_id, expected one of them" in problem
 
 
 def test_a_verdict_without_grader_and_a_reward_that_is_not_the_verdicts_are_named(home: Path):

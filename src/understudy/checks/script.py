@@ -10,6 +10,7 @@ import asyncio
 import math
 import posixpath
 import re
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -115,8 +116,9 @@ async def _judge_script(
     log = output_tail(done)
     if done.exit_code in (126, 127):
         raise GraderError(
-            f"the check {checks.command} did not start (exit code {done.exit_code}); install it in "
-            f"the task's environment:\n{log[-2000:]}"
+            f"the check `{shlex.join(checks.command)}` ended with exit code {done.exit_code} (127: a command is "
+            "missing, 126: it is not executable); install the program that the output names in the task's "
+            f"environment, or make it executable:\n{log[-2000:]}"
         )
     if done.timed_out:
         return failed_result(f"the checks did not end in {checks.timeout_s:g} s", log)

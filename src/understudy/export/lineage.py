@@ -83,7 +83,11 @@ def verify_rows(store: Store, rows: Iterable[tuple[str, dict[str, Any]]], report
             continue
         report.rows += 1
         if not {"attempt_id", "example_id"} & row.keys():
-            report.add(where, "has no id of a call or an attempt, as rows of hf, trl-tokens and trl-sft have")
+            report.add(
+                where,
+                "has neither attempt_id nor example_id, expected one of them; export in a format "
+                "that writes it, such as hf, trl-tokens or trl-sft",
+            )
             continue
         attempt_id = _attempt_of(store, row)
         if attempt_id in decisions:

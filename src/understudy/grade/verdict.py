@@ -412,8 +412,8 @@ async def validate(
             seen = await _run_version(graded, gated, version, sandboxes, environment)
             if seen is None:
                 raise GraderError(
-                    f"task {task.instance_id}: its gold patch applied the first time but not the second; "
-                    "check that preparing the task always gives the same tree"
+                    f"task {task.instance_id}: its gold patch applied in one sandbox but not in the next; "
+                    "expected the same files in each: correct what its image or `checks.before` changes in them"
                 )
             return seen
 

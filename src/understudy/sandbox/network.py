@@ -62,11 +62,7 @@ def add_default_route() -> None:
         netlink.send(head + route + attribute)
         (code,) = struct.unpack_from("=i", netlink.recv(4096), 16)
     if code:
-        raise OSError(
-            -code,
-            f"cannot add the default route of the sandbox: {os.strerror(-code)}; check this machine with "
-            "`understudy doctor`",
-        )
+        raise OSError(-code, f"cannot add the default route of the sandbox: {os.strerror(-code)}")
 
 
 if __name__ == "__main__":

@@ -111,7 +111,8 @@ def parse_bucket(url: str, endpoint_url: str | None, min_bytes: int, store_id: s
     """Parse a bucket given by a user, as s3://BUCKET/PREFIX. Raises ConfigError."""
     if not (match := _URL.fullmatch(url)):
         raise ConfigError(
-            f"invalid bucket {url!r}; expected s3://BUCKET or s3://BUCKET/PREFIX, without a key or a query"
+            f"invalid bucket {url!r}; expected s3://BUCKET or s3://BUCKET/PREFIX, with a name of 3 to 63 "
+            "lower-case letters, digits, dots and hyphens, and a prefix of letters, digits and !_.*'()/-"
         )
     if endpoint_url is not None:
         parts = urlsplit(endpoint_url)

@@ -86,8 +86,8 @@ class BucketRepository(Repository):
             bucket.delete([probe])
             if old is not None and (missing := self._compare(bucket).missing):
                 raise ConfigError(
-                    f"{missing} contents of the store are in {old} and not in {new}; copy them there first, for "
-                    f"example with: aws s3 sync s3://{old.bucket}/{old.keys_prefix} s3://{new.bucket}/{new.keys_prefix}"
+                    f"{missing} contents of the store are in {old} and not in {new}; copy these objects there "
+                    "first, for example with rclone, or within one server with aws s3 sync"
                 )
         self._write_setting(new).result()
         return new

@@ -156,8 +156,9 @@ def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
         while text.endswith("\\") or len(text) > _MAX_CHARS or _open(text):
             if index - first > _MAX_LINES or len(text) > _MAX_CHARS:
                 raise TaskError(
-                    f"eval_script: line {first + 1}: expected a statement of at most {_MAX_LINES} lines and "
-                    f"{_MAX_CHARS} characters: {text[:120]!r}; shorten it"
+                    f"eval_script: line {first + 1}: the statement that begins here has more than "
+                    f"{_MAX_LINES} lines or {_MAX_CHARS} characters: {text[:120]!r}; close a "
+                    "quote that is open in it, or shorten it"
                 )
             if index == len(lines):
                 raise TaskError(

@@ -222,7 +222,8 @@ async def _gold(
             gold_patch = await extract_patch(sandbox, prepared.git)
         except GraderError as error:
             raise TaskError(
-                f"{script}: the changes that it made cannot be read: {error}; give a gold.patch instead"
+                f"{script}: the changes that it made cannot be read: {error}. If that does not help, give "
+                "its changes as gold.patch"
             ) from error
         finally:
             await sandbox.close()

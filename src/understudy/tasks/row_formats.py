@@ -285,8 +285,8 @@ def _multi_swe_bench(row: DatasetRow, choice: ImageChoice) -> Task:
             raise TaskError(f"{key}: expected letters, digits and ._-, got {value[:80]!r}; correct the row")
     if not row.has("log_parser"):
         raise TaskError(
-            "log_parser: is missing: how the output of its tests is read is a program of Multi-SWE-bench's own "
-            "harness, not part of the row; where swebench has a parser that fits, name it in this key"
+            "log_parser: missing; rows of Multi-SWE-bench do not say how the output of tests is read. Add the "
+            "name of a parser of swebench that fits, such as parse_log_pytest, or leave the row out"
         )
     # Tests that failed, were skipped or did not exist before the solution.
     fail_to_pass = [id for key in ("f2p_tests", "s2p_tests", "n2p_tests") for id in _test_ids(row, key)]

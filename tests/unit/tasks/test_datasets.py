@@ -220,7 +220,7 @@ def test_a_multi_swe_bench_row_becomes_a_task():
         (rebench(install_config={"log_parser": "parse_log_x"}), "install_config.test_cmd: is empty"),
         (rebench(repo="a/.."), "repo: expected OWNER/NAME"),
         (rebench(repo="a/etc"), "workdir: expected"),
-        (multi(), "log_parser: is missing"),
+        (multi(), "log_parser: missing"),
         (multi(number="12"), "number: expected a positive integer"),
         (multi(org="../x"), "org: expected letters"),
         (multi(log_parser="parse_log_gotest", f2p_tests={}, n2p_tests=None), "f2p_tests: is empty"),
@@ -290,7 +290,7 @@ def test_a_file_may_mix_dataset_formats_and_task_records(tmp_path: Path):
     assert loaded.tasks[1] == calc_task()
     (refusal,) = loaded.refused
     assert refusal.where == f"{tmp_path}/mixed.jsonl:6"
-    assert "log_parser: is missing" in refusal.reason
+    assert "log_parser: missing" in refusal.reason
 
 
 def test_refused_rows_are_counted_by_reason(tmp_path: Path):

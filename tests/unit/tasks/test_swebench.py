@@ -263,7 +263,7 @@ def test_output_markers_inside_the_test_patch_are_ignored():
         (script(tests="x").replace("apply -v", "status"), "does not apply the test patch"),
         (script("echo 'open"), "does not apply the test patch"),
         ("echo 'open", "a quote or a backslash at the end is not closed"),
-        (f"echo {'x' * 20_000}", "expected a statement of at most 500 lines and 16384 characters"),
+        (f"echo {'x' * 20_000}", "begins here has more than 500 lines or 16384 characters"),
         (script("cat <<NEVER\nx"), "here-document, but no line is 'NEVER'"),
         (script().replace("+it's", "+its"), "applies another test patch"),
         ("\n".join(["true"] * 3000), "more than 2000 statements"),

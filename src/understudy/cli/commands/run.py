@@ -347,7 +347,10 @@ def tasks_to_run(loaded: LoadedTasks, settings: RunSettings) -> list[Task]:
     for id in loaded.unknown:
         typer.echo(f"understudy: --instance-ids: there is no task {id!r} in {specs}", err=True)
     if not loaded.tasks:
-        raise TaskError(f"no task is left to run; check the ids in {specs}, and the rejected rows above")
+        raise TaskError(
+            f"--instance-ids: none of the ids is a usable task of {specs}; correct the ids or the rows that the "
+            "lines above name"
+        )
     ids = sorted((task.instance_id for task in loaded.tasks), key=lambda id: sample_rank(id, settings.seed))
     chosen = set(ids[: settings.limit])
     return [task for task in loaded.tasks if task.instance_id in chosen]

@@ -114,7 +114,8 @@ def make_directory(root: int, path: str, user: int | None) -> None:
             _make_directory(root, PurePosixPath(path))
     except OSError as error:
         raise SandboxError(
-            f"cannot create the directory {path} in the sandbox: {error.strerror}; choose another path"
+            f"cannot create the directory {path} in the sandbox: {error.strerror}; check the free space of this "
+            "machine's disk, then retry"
         ) from error
 
 

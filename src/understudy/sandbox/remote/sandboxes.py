@@ -194,8 +194,9 @@ class WorkerSandboxes(RemoteSandboxes):
         missing = [mount.source for mount in spec.mounts if not mount.remote and not mount.source.exists()]
         if missing or not spec.tree.is_dir():
             raise SandboxError(
-                f"cannot open a sandbox: {(missing or [spec.tree])[0]} does not exist on this machine; "
-                "create it, or correct the path"
+                f"cannot open a sandbox: {(missing or [spec.tree])[0]}, which was prepared on this machine, is "
+                "missing or no directory; run the same command again, and if an agent's files are missing, first: "
+                "understudy setup --agent NAME"
             )
 
     async def _remote(self, mount: Mount, sockets: list[Path]) -> RemoteMount:
