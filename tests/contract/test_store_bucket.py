@@ -131,8 +131,7 @@ def test_a_server_that_is_away_is_waited_for_and_leases_are_renewed(
         store.leases.renew(Lease("a", 60.0), [attempt.id]).result(20)
         with pytest.raises(NotYet):
             behind.result(0.5)
-        own_server.start()
-        own_server.new_bucket(name)  # it has forgotten it
+        own_server.start(name)  # it has forgotten its buckets
         waiting.result(60)
         behind.result(60)
         assert responses(store, attempt.id) == [large(1), b"small"]

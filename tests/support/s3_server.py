@@ -20,6 +20,15 @@ from understudy.store import Store
 from understudy.store.address import StoreLocation
 
 _START_S = 60.0
+_SERVER = """\
+import sys
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
+from moto.server import main
+if sys.argv[1]:
+    s3_backends[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(sys.argv[1], "us-east-1")
+main(sys.argv[2:])
+"""
 
 
 @dataclass
@@ -45,9 +54,9 @@ class S3Server:
             "AWS_SHARED_CREDENTIALS_FILE": str(self.directory / "none"),
         }
 
-    def start(self) -> None:
-        """Start the server, and wait until it answers."""
-        command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(self.port)]
+    def start(self, bucket: str = "") -> None:
+        """Start the server, and wait until it answers. It has this bucket from its first answer on."""
+        command = [sys.executable, "-c", _SERVER, bucket, "--host", "127.0.0.1", "--port", str(self.port)]
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, cwd=self.directory, env={**os.environ, **self.credentials()}
