@@ -37,10 +37,11 @@ from understudy.util.text import visible_line
 
 _LEASE_CHECK_S = 3.0
 _OPEN_AGAIN_S = 30.0
-_RESOLVE_AGAIN_S = 120.0
 """After how many seconds a run is tried again that could not be opened, for example because its model server
 was down.
 """
+_RESOLVE_S = 120.0
+"""For how many seconds a worker that ends when it is idle tries to resolve a host's name."""
 
 _REST_S, _LONGEST_REST_S = 30.0, 600.0
 """How many seconds a run rests after attempts fail in a row: at first, and at most. The time doubles each time."""
@@ -345,7 +346,7 @@ class RunWorker:
             self._unresolved_since.pop(run_id, None)
             return False
         since = self._unresolved_since.setdefault(run_id, time.monotonic())
-        return time.monotonic() - since >= _RESOLVE_AGAIN_S
+        return time.monotonic() - since >= _RESOLVE_S
 
     async def _execute(self, opened: _OpenedRun, claim: ClaimedRollout) -> None:
         """Make an attempt, and store how it ended."""

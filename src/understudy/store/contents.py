@@ -8,12 +8,12 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import zstandard
 from msgspec import Raw, Struct
-from sqlalchemy import CompoundSelect, Connection, Select, bindparam, literal, select
+from sqlalchemy import ColumnElement, CompoundSelect, Connection, Select, bindparam, func, literal, select
 
 from understudy.errors import StoreError
 from understudy.store.bucket import Bucket, bucket_of
@@ -353,15 +353,14 @@ class ContentWriter:
 
     def pack(self, data: bytes) -> bytes:
         """Return the bytes compressed for a column. The first byte is the codec."""
-        codec, packed = self._packed(data)
-        return bytes((codec,)) + packed
+        return with_codec(*self._packed(data))
 
     def columns(self, digest: bytes, codec: int, packed: bytes) -> tuple[int, bytes, int | None]:
         """Return the columns `codec`, `data` and `bucket_bytes` of a content's row."""
         if self._bucket is None or len(packed) < self._bucket.setting.min_bytes:
             return codec, packed, None
         if digest not in self._uploaded and self._session.fetch_one(_FIND_BLOB, (digest,)) is None:
-            self.uploads[digest] = to_object(codec, packed)
+            self.uploads[digest] = with_codec(codec, packed)
         return in_bucket(packed)
 
     def upload(self) -> None:
@@ -447,9 +446,14 @@ def unpacked_size(head: bytes, size: int) -> int:
         raise StoreError(f"the store is damaged: a token column: {error}; restore it from a copy") from error
 
 
-def to_object(codec: int, packed: bytes) -> bytes:
-    """Return the object that holds a packed content in a bucket."""
+def with_codec(codec: int, packed: bytes) -> bytes:
+    """Return a packed content as a column of tokens or an object of a bucket holds it: the codec is in front."""
     return bytes((codec,)) + packed
+
+
+def stored_bytes() -> ColumnElement[int]:
+    """Select the bytes that a content takes, in the database or in the bucket."""
+    return func.coalesce(blobs.c.bucket_bytes, func.length(blobs.c.data))
 
 
 def in_bucket(packed: bytes) -> tuple[int, bytes, int]:
@@ -457,25 +461,34 @@ def in_bucket(packed: bytes) -> tuple[int, bytes, int]:
     return RAW, b"", 1 + len(packed)
 
 
-def read_objects(bucket: Bucket | None, digests: Sequence[bytes]) -> list[tuple[int, bytes]]:
-    """Return codecs and packed contents from a bucket. Raises StoreError if one is missing or damaged."""
+class BucketContent(NamedTuple):
+    """A content that was read from a bucket: as its object has it, and its bytes."""
+
+    codec: int
+    packed: bytes
+    plain: bytes
+
+
+def read_objects(bucket: Bucket | None, digests: Sequence[bytes]) -> list[BucketContent]:
+    """Return contents from a bucket, by their hashes. Raises StoreError if one is missing or damaged."""
     if bucket is None:
         raise StoreError(
             "the store is damaged: it has contents in a bucket, but no setting of that bucket; restore it from a "
             "copy"
         )
-    objects = bucket.read(digests)
-    for digest, data in zip(digests, objects, strict=True):
+    contents: list[BucketContent] = []
+    for digest, data in zip(digests, bucket.read(digests), strict=True):
         try:
-            is_whole = data != b"" and content_hash(unpack(data)) == digest
+            plain = unpack(data) if data else None
         except StoreError:
-            is_whole = False
-        if not is_whole:
+            plain = None
+        if plain is None or content_hash(plain) != digest:
             raise StoreError(
                 f"{bucket.name(digest)} is damaged: its content does not have the hash in its key; restore the "
                 "object from a version or a copy of the bucket, or the store from a copy"
             )
-    return [(data[0], data[1:]) for data in objects]
+        contents.append(BucketContent(data[0], data[1:], plain))
+    return contents
 
 
 def read_blobs(connection: Connection, ids: Iterable[int]) -> dict[int, bytes]:
@@ -494,8 +507,7 @@ def read_blobs(connection: Connection, ids: Iterable[int]) -> dict[int, bytes]:
             distant[key] = digest
     if distant:
         contents = read_objects(bucket_of(connection), list(distant.values()))
-        for key, (codec, packed) in zip(distant, contents, strict=True):
-            by_id[key] = _plain(codec, packed, f"blob {key}", decompress)
+        by_id |= {key: content.plain for key, content in zip(distant, contents, strict=True)}
     if missing := missing_ids - by_id.keys():
         raise StoreError(f"the store is damaged: blob {min(missing)} is missing; restore it from a copy")
     return by_id

@@ -12,7 +12,7 @@ from sqlalchemy import Table, func, select
 
 from understudy.errors import StoreError
 from understudy.store import Store
-from understudy.store.contents import content_hash, read_blobs, read_objects
+from understudy.store.contents import content_hash, read_blobs, read_objects, stored_bytes
 from understudy.store.database import WriteContext
 from understudy.store.schema import blobs, metadata, settings, turns
 from understudy.store.statements import hot_insert_once, row_id
@@ -155,7 +155,8 @@ def _from_bucket(store: Store, rows: Sequence[tuple[Any, ...]]) -> list[tuple[An
     digests = [digest for _, digest, _, _, bucket_bytes in rows if bucket_bytes is not None]
     if not digests:
         return list(rows)
-    objects = dict(zip(digests, read_objects(store._database.bucket, digests), strict=True))  # pyright: ignore[reportPrivateUsage]
+    contents = read_objects(store._database.bucket, digests)  # pyright: ignore[reportPrivateUsage]
+    objects = {digest: content[:2] for digest, content in zip(digests, contents, strict=True)}
     return [(key, digest, *objects.get(digest, (codec, data)), None) for key, digest, codec, data, _ in rows]
 
 
@@ -190,8 +191,12 @@ def _check_contents(store: Store, report: Callable[[str], None]) -> None:
     report("reading every content")
     after = 0
     while True:
-        size = func.coalesce(blobs.c.bucket_bytes, func.length(blobs.c.data))
-        query = select(blobs.c.id, blobs.c.hash, size).where(blobs.c.id > after).order_by(blobs.c.id).limit(_BATCH)
+        query = (
+            select(blobs.c.id, blobs.c.hash, stored_bytes())
+            .where(blobs.c.id > after)
+            .order_by(blobs.c.id)
+            .limit(_BATCH)
+        )
         with store._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
             rows = [tuple(row) for row in connection.execute(query)]
         if not rows:

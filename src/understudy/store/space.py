@@ -37,7 +37,7 @@ from sqlalchemy import (
 
 from understudy.errors import StoreError
 from understudy.store.calls import PRUNED_REQUEST
-from understudy.store.contents import EMPTY, content_hash, split_body
+from understudy.store.contents import EMPTY, content_hash, split_body, stored_bytes
 from understudy.store.database import Repository, WriteContext, queued
 from understudy.store.schema import (
     attempts,
@@ -139,7 +139,7 @@ class SpaceRepository(Repository):
         """Return the contents that no row refers to, or would refer to without some runs or the bodies of some
         runs' calls.
         """
-        query = select(func.count(), func.coalesce(func.sum(_content_bytes()), 0)).where(
+        query = select(func.count(), func.coalesce(func.sum(stored_bytes()), 0)).where(
             blobs.c.id.not_in(_named_contents(without_runs, without_bodies))
         )
         with self._reading() as connection:
@@ -235,7 +235,7 @@ class SpaceRepository(Repository):
         chosen = table.c.id.in_(json_values(ids))
         size = 0
         if table is blobs:
-            size = context.connection.execute(select(func.sum(_content_bytes())).where(chosen)).scalar_one()
+            size = context.connection.execute(select(func.sum(stored_bytes())).where(chosen)).scalar_one()
         context.connection.execute(delete(table).where(chosen))
         context.forget()
         return size
@@ -294,11 +294,6 @@ def _by_run(*columns: ColumnElement[Any]) -> Select[Any]:
 def _size(columns: Sequence[ColumnElement[Any]]) -> ColumnElement[int]:
     """Sum the bytes in some columns over all rows."""
     return func.sum(sum((func.coalesce(func.length(each), 0) for each in columns), literal(0)))
-
-
-def _content_bytes() -> ColumnElement[int]:
-    """Select the bytes that a content takes, in the database or in the bucket."""
-    return func.coalesce(blobs.c.bucket_bytes, func.length(blobs.c.data))
 
 
 def _pruned_skeleton() -> ScalarSelect[int]:

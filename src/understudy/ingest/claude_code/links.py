@@ -86,20 +86,20 @@ def path_by_logged_links(nodes: list[TraceNode], at: int, ends: Mapping[str | No
     `ends` has for each record whose link does not lead to what it was sent after the node that it leads to, -1 if
     it leads nowhere in this log.
     """
-    kept: list[object] = []
-    since_end: list[object] = []
+    bodies: list[object] = []
+    since_link: list[object] = []
     step, base = at, -1
     while step >= 0:
         body = nodes[step].body
-        since_end.append(body)
+        since_link.append(body)
         step = nodes[step].parent
         if (uuid := _uuid(body)) in ends:
             step = base = ends[uuid]
-            kept += since_end
-            since_end.clear()
-    if not kept:
+            bodies += since_link
+            since_link.clear()
+    if not bodies:
         return at
-    for body in reversed(kept):
+    for body in reversed(bodies):
         nodes.append(TraceNode(base, body))
         base = len(nodes) - 1
     return base
