@@ -59,8 +59,9 @@ class Refuse:
 
 @dataclass(kw_only=True)
 class Hang:
-    """Never answers; `disconnected` is set when the client goes away."""
+    """Never answers; `asked` is set by its request, `disconnected` when the client goes away."""
 
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
     disconnected: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -227,6 +228,7 @@ class FakeVLLM:
         return web.Response(status=step.status, headers=step.headers, body=data)
 
     async def _hang(self, request: web.Request, body: dict[str, Any], step: Hang) -> web.StreamResponse:
+        step.asked.set()
         try:
             await asyncio.Event().wait()
         finally:
