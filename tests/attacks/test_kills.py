@@ -16,6 +16,7 @@ from pathlib import Path
 
 import docker
 import pytest
+from msgspec.structs import replace
 
 from attacks.test_sealed import CHECKS, GOLD, TREE
 from understudy.errors import GraderError, SandboxError
@@ -32,9 +33,8 @@ from support import docker_engine
 from support.grading import diff
 from support.suite import FILES, ID, classic
 
-pytestmark = pytest.mark.services
-
 KILLS = int(os.environ.get("UNDERSTUDY_TEST_KILLS", "8"))
+pytestmark = [pytest.mark.services, pytest.mark.timeout(300 + 60 * KILLS)]  # on a busy machine
 PATCHES = {1.0: diff(GOLD, TREE), 0.0: diff({"core.py": "def shift(x):\n    return x\n"}, TREE)}
 
 
@@ -84,6 +84,34 @@ async def test_a_kill_changes_no_verdict(
         graded += 1
         assert verdict.reward == expected, (number, killed, verdict.reason)
     assert graded
+
+
+def program_of_script() -> int | None:
+    """The Python of a check script that runs now."""
+    for pid in descendants():
+        with contextlib.suppress(OSError):
+            if b"\0from core import shift; " in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+    return None
+
+
+@pytest.mark.parametrize(("killed_by", "expected"), [("another process", 1.0), ("itself", 0.0)])
+async def test_a_script_whose_program_was_killed_is_run_once_more(
+    sandboxes: Sandboxes, environment: TaskEnvironment, tmp_path: Path, killed_by: str, expected: float
+) -> None:
+    checks = replace(CHECKS["script"], timeout_s=60)
+    task = Task("core", "example/core", "mend it", Files(TREE), checks, PATCHES[1.0])
+    prepared = prepare(task, tmp_path, sandboxes)
+    before = "import time\ntime.sleep(2)\n" if expected else "import os\nos.kill(os.getpid(), 9)\n"
+    patch = diff({"core.py": before + GOLD["core.py"]}, TREE).encode()
+    grading = asyncio.create_task(grade(prepared, patch, sandboxes=sandboxes, environment=environment))
+    if expected:
+        while (pid := program_of_script()) is None:
+            assert not grading.done()
+            await asyncio.sleep(0.02)
+        os.kill(pid, signal.SIGKILL)
+    verdict = await grading
+    assert (verdict.reward, verdict.reason) == (expected, f"the checks gave {expected:g}")
 
 
 def end_one(source: random.Random, engine: docker_engine.Engine, is_late: Callable[[], bool]) -> str:

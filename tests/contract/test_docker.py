@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ from msgspec.structs import replace
 
 from understudy.checks.base import GradingOptions
 from understudy.errors import SandboxError, SandboxLost, TaskError
+from understudy.sandbox import time_limit
 from understudy.sandbox.base import Mount, Sandbox, SandboxLimits, SandboxSpec
+from understudy.sandbox.docker import container
 from understudy.sandbox.docker.engine import find_engine
 from understudy.sandbox.docker.images import remove_images
 from understudy.sandbox.docker.sandboxes import DockerSandboxes
@@ -615,3 +617,29 @@ def test_a_machine_without_an_engine_is_told_what_to_do(tmp_path: Path, monkeypa
     assert "no container engine responds" in DockerSandboxes().problems()[0]
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
     assert "must run on this machine" in DockerSandboxes().problems()[0]
+
+
+SPINS = """
+import os, time
+if os.fork():
+    os._exit(0)  # the other one is now a child of the first process of the container
+while time.process_time() < 0.5: pass
+open("/tmp/spun", "w").close()
+time.sleep(600)
+"""
+
+
+async def test_how_long_processes_of_a_container_ran_and_waited_is_known(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    class Recorded(time_limit.TimeLimit):
+        def count(self, roots: Iterable[int]) -> None:
+            seen.extend(times.ran_s for times in time_limit.read_threads(roots).values())
+            super().count(roots)
+
+    monkeypatch.setattr(container, "TimeLimit", Recorded)
+    script = f"python3 -c '{SPINS}'; until [ -e /tmp/spun ]; do sleep 0.1; done; sleep 1; sleep 0.01"
+    assert (await sandbox.run(["sh", "-c", script], timeout_s=60)).exit_code == 0
+    assert max(seen) >= 0.5

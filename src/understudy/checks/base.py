@@ -26,12 +26,14 @@ class CheckResult(Struct, frozen=True):
     only validation uses it: as many conflicts as the gold patch has are allowed. Likewise validation allows the
     `events` (observations of the tested code's behaviour, see `understudy.checks.runtime_events`) and the
     `installed` items (see `understudy.checks.startup_files`; None if nothing was installed) of the gold patch.
+    `killed` says that a program which a check script started got SIGKILL, and the script gave no reward.
     """
 
     verdict: Verdict
     conflicts: dict[str, int] = {}
     events: tuple[Evidence, ...] = ()
     installed: tuple[str, ...] | None = None
+    killed: bool = False
 
 
 class TwinTest(Struct, frozen=True):

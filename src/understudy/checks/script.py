@@ -47,6 +47,9 @@ _REWARD_BYTES = 64 << 10
 _SCRIPT_BYTES = 1 << 20
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
+_KILLED = re.compile(rb"^(?:.*: line [0-9]+: +[0-9]+ )?Killed\b", re.MULTILINE)
+"""What bash, and other shells by the word alone, write about a program that got SIGKILL."""
+
 
 async def run_script(
     sandbox: Sandbox, checks: ScriptChecks, options: GradingOptions, hidden: Path | None
@@ -136,7 +139,8 @@ async def _judge_script(
         integrity = Integrity("forged", reason, (Evidence(rule="script-reward", text=reason),))
         return CheckResult(Verdict(reward=0.0, reason=reason, log=log, integrity=integrity))
     solved = 1.0 if is_solved(reward) else 0.0
-    return CheckResult(Verdict(reward=solved, reason=f"the checks gave {reward:g}", log=log))
+    killed = not solved and _KILLED.search(done.stdout + b"\n" + done.stderr) is not None
+    return CheckResult(Verdict(reward=solved, reason=f"the checks gave {reward:g}", log=log), killed=killed)
 
 
 def _names_reward(checks: ScriptChecks, hidden: Path | None) -> bool:

@@ -295,10 +295,12 @@ async def _evaluate(
     Raises GraderError or SandboxError when that failed and the patch's code is not the cause, TaskError when the
     task's own test patch does not apply.
     """
-    result = await attribute_faults(
-        partial(_evaluate_once, prepared, gated, sandboxes, environment),
-        partial(_evaluate_once, prepared, GatedPatch(b""), sandboxes, environment),
-    )
+    attempt = partial(_evaluate_once, prepared, gated, sandboxes, environment)
+    control = partial(_evaluate_once, prepared, GatedPatch(b""), sandboxes, environment)
+    result = await attribute_faults(attempt, control)
+    if isinstance(result, CheckResult) and result.killed:
+        # By the tested code, the kernel or another process of this machine: what comes again is the patch's own.
+        result = await attribute_faults(attempt, control)
     if isinstance(result, PatchFault):
         return failed_result(f"{FAULT_REASON}: {result}", "")
     if not gated.dropped:

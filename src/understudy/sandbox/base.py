@@ -51,7 +51,7 @@ class HostEnvironment(Struct, frozen=True):
 class SandboxLimits(Struct, frozen=True):
     """Limits of a sandbox: memory, number of processes, bytes written, and the output of each command.
 
-    The wall-clock limit is an argument of `run`. How the kinds of sandboxes enforce the others:
+    The time limit is an argument of `run`. How the kinds of sandboxes enforce the others:
 
     - local: `disk_bytes` is the size of the one tmpfs that all writes go to, with at most one file per 8 KiB. A
       tmpfs is memory too, so a control group limits the sum of `memory_bytes` and `disk_bytes`. Where no control
@@ -159,6 +159,8 @@ class Sandbox(Protocol):
     ) -> Completed:
         """Run a command to its end, or kill it with all its processes after `timeout_s` seconds.
 
+        Seconds in which its processes waited for a processor of a busy machine are not counted, up to several
+        times the limit (`understudy.sandbox.time_limit`).
         `env` is added to the spec's. Raises SandboxError when the command could not be run at all. Cancelling the
         awaiting task kills the command.
         """

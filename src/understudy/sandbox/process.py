@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 from understudy.errors import SandboxError
 from understudy.sandbox.base import Completed
 from understudy.sandbox.spawn import SpawnedProcess, spawn
+from understudy.sandbox.time_limit import TimeLimit
 
 T = TypeVar("T")
 
@@ -210,7 +211,8 @@ async def run_process(
     pass_fds: Sequence[int] = (),
     kill: Callable[[int], None] = kill_group,
 ) -> Completed:
-    """Run `argv` in a new session until it ends, `over` is set, or `timeout_s` seconds have passed.
+    """Run `argv` in a new session until it ends, `over` is set, or `timeout_s` seconds have passed, not counting
+    those in which the machine had no processor for it (see `TimeLimit`).
 
     What is left then is killed by calling `kill` with its pid. `exit_code` is negative for a signal, None after a
     timeout. Raises OSError or ValueError when the program cannot be started. Must not be cancelled; set `over`
@@ -221,10 +223,13 @@ async def run_process(
     with _file_of(stdin) as file:
         watch = _OutputCollector(output_bytes, over)
         child = spawn(argv, watch, stdin=file, env=env, cwd=cwd, pass_fds=pass_fds)
+    limit = TimeLimit(timeout_s)
     try:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await over.wait()
+        while not over.is_set() and (pause_s := limit.pause_s()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await over.wait()
+            limit.count([child.pid])
     finally:
         timed_out = not over.is_set()
         duration_s = time.monotonic() - started

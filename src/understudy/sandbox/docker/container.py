@@ -32,6 +32,7 @@ from understudy.sandbox.docker.engine import (
     EngineRefused,
     ExecNotStarted,
     ExecStream,
+    is_process_of,
     isolated,
     start_container,
     start_exec,
@@ -39,6 +40,7 @@ from understudy.sandbox.docker.engine import (
 from understudy.sandbox.docker.files import ContainerFiles
 from understudy.sandbox.docker.images import HOME, USER_ID, PreparedImage
 from understudy.sandbox.process import CommandOutput, exit_code_of_shell, run_to_completion
+from understudy.sandbox.time_limit import TimeLimit
 from understudy.util.processes import available_cpus
 
 _LOOK_S = 0.5
@@ -167,6 +169,9 @@ class DockerSandbox(IsolatedSandbox):
         self._prepared = prepared
         self._running = True
         self._started = ""  # when the container was started, by the engine's clock: another value means a restart
+        self._first = 0  # the id of the container's first process
+        self._execution = ""  # the id of the command that runs
+        self._roots: tuple[int, ...] = ()  # its processes, if they are known
         self._killing = False
         self._closed = False
         self._turn = asyncio.Lock()
@@ -216,12 +221,16 @@ class DockerSandbox(IsolatedSandbox):
         left.
         """
         started = time.monotonic()
+        limit = TimeLimit(timeout_s)
         output = CommandOutput(self._spec.limits.output_bytes)
         stop = asyncio.Event()
         work = asyncio.create_task(self._execute(command, output, stdin, stop))
         called_off = asyncio.create_task(over.wait())
         try:
-            await asyncio.wait({work, called_off}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            while not (work.done() or called_off.done()) and (pause_s := limit.pause_s()) > 0:
+                await asyncio.wait({work, called_off}, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+                if not (work.done() or called_off.done()):
+                    limit.count(await self._processes())
             duration_s = time.monotonic() - started
             timed_out = not work.done()
             stop.set()
@@ -249,8 +258,10 @@ class DockerSandbox(IsolatedSandbox):
         """Start a command and wait for its end; return its exit code, or None when `stop` was set before it
         started.
         """
+        self._execution, self._roots = "", ()
         await self._ensure_running()
         execution = await self._create_exec(command, stdin)
+        self._execution = execution["Id"]
         if stop.is_set():
             return None
         try:
@@ -312,6 +323,18 @@ class DockerSandbox(IsolatedSandbox):
                     output.stderr += b"\nunderstudy: killed: it wrote more than a sandbox may\n"
                     await self._kill()
                 looked = time.monotonic()
+
+    async def _processes(self) -> tuple[int, ...]:
+        """Return the processes from which those of the command that runs descend: its own, and the container's
+        first one, which inherits children of ended processes. Empty if the engine's processes are not this
+        machine's.
+        """
+        if self._execution and not self._roots:
+            with contextlib.suppress(SandboxError, OSError):  # then all of the command's time counts
+                pid = int((await self._state(self._execution)).get("Pid") or 0)
+                if is_process_of(self._container, pid) and is_process_of(self._container, self._first):
+                    self._roots = (pid, self._first)
+        return self._roots
 
     async def _state(self, execution: str) -> Mapping[str, Any]:
         try:
@@ -427,7 +450,7 @@ class DockerSandbox(IsolatedSandbox):
         if not self._running:
             await self._call("start a container again", start_container, self._engine, self._container)
         details = await self._call("look at a container", self._engine.api.inspect_container, self._container)
-        self._started = details["State"]["StartedAt"]
+        self._started, self._first = details["State"]["StartedAt"], int(details["State"]["Pid"])
         self._running, self._killing = True, False
 
     async def _kill(self) -> None:

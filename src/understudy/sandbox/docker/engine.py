@@ -270,11 +270,19 @@ def start_container(engine: ContainerEngine, container: str) -> None:
     engine.api.start(container)
     pid: int = engine.api.inspect_container(container)["State"]["Pid"]
     try:
-        # Checked, because an engine in a virtual machine reports pids of other processes.
-        if pid and container in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8"):
+        if is_process_of(container, pid):
             drop_packets(f"/proc/{pid}/ns/net")
     except OSError as error:
         _log.info("connections from the sandbox %s fail at once instead of timing out: %s", container[:12], error)
+
+
+def is_process_of(container: str, pid: int) -> bool:
+    """Return whether a process of this machine is a container's.
+
+    An engine in a virtual machine reports ids of other processes; 0 stands for none. Raises OSError
+    when there is no such process.
+    """
+    return bool(pid) and container in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
 
 
 def remove_container(engine: ContainerEngine, container: str) -> None:

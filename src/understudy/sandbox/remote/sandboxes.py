@@ -31,6 +31,7 @@ from understudy.sandbox.remote import messages
 from understudy.sandbox.remote.connection import ANSWER_S, WorkerConnection
 from understudy.sandbox.remote.content import PIECE_BYTES, digest_of, pack
 from understudy.sandbox.remote.messages import RemoteMount
+from understudy.sandbox.time_limit import longest_s
 
 DEADLINE_S = 6 * 3600.0
 STARTING = 8
@@ -74,7 +75,7 @@ class WorkerSandbox(IsolatedSandbox, Sandbox):
             cwd=cwd,
             reveal=reveal,
         )
-        return await self._connection.ask(request, Completed, within_s=timeout_s + ANSWER_S)
+        return await self._connection.ask(request, Completed, within_s=longest_s(timeout_s) + ANSWER_S)
 
     async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
         """See Sandbox."""
