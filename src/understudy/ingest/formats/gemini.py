@@ -1,7 +1,10 @@
 """Reads Gemini CLI sessions: one JSON document, lines with `$set` and `$rewindTo`, or a saved checkpoint.
 
 A message is written again as its tool calls progress, and the last version counts. `$rewindTo` takes back a
-message and everything after it; `$set` of `messages` replaces the whole conversation.
+message and everything after it; `$set` of `messages` replaces the whole conversation. A resumed session copies
+the earlier messages, by `$set` or one by one, into the same file or another. The copies of responses lack the
+model, and the results of their calls are messages with the response's id; these are sent, besides those that were
+logged.
 """
 
 from __future__ import annotations
@@ -69,8 +72,9 @@ class _GeminiSession:
         self.losses = losses
         self.builder = TraceBuilder("gemini", file.path, file_name(file.path).partition(".")[0], losses=losses)
         self.builder.trace.renderer = ReplyRenderer()
-        self.shown: list[tuple[str, int]] = []
-        self.position: dict[str, int] = {}
+        self.shown: list[tuple[tuple[str, str], int]] = []
+        """The messages of the conversation: id and type, and the node."""
+        self.position: dict[tuple[str, str], int] = {}
         self.turn_ids: set[str] = set()
         self.records: dict[int, dict[str, Any]] = {}
         self.has_id = False
@@ -95,7 +99,8 @@ class _GeminiSession:
         """Process a line."""
         if "$rewindTo" in record:
             # An unknown message id takes everything back, as it does in the program itself.
-            self.cut(self.position.get(str(record["$rewindTo"]), 0))
+            target = str(record["$rewindTo"])
+            self.cut(next((at for at, (key, _) in enumerate(self.shown) if key[0] == target), 0))
             self.builder.tip = self.shown[-1][1] if self.shown else -1
         elif "$set" in record:
             self.meta(mapping(record["$set"]))
@@ -136,16 +141,16 @@ class _GeminiSession:
         for one in visible[same:]:
             # A message that a compression wrote in the model's name has no model field.
             written = before and not string(one.get("model"))
-            self.message(one, again=written or str(one.get("id")) in self.turn_ids)
+            self.message(one, again=written or str(one.get("id")) in self.turn_ids, update=False)
 
     def cut(self, count: int) -> None:
         """Keep only the first `count` messages of the conversation."""
-        for own, _ in self.shown[count:]:
-            del self.position[own]
+        for key, _ in self.shown[count:]:
+            self.position.pop(key, None)
         del self.shown[count:]
 
-    def message(self, record: dict[str, Any], *, again: bool = False) -> None:
-        """Add a message, or update one that was written before.
+    def message(self, record: dict[str, Any], *, again: bool = False, update: bool = True) -> None:
+        """Add a message; with `update`, change one of this id and type that was written before instead.
 
         With `again` it is a repetition, and does not become a turn.
         """
@@ -157,9 +162,11 @@ class _GeminiSession:
             self.losses["unknown_message"] += 1
             return
         own = string(record.get("id")) or f"m{len(self.builder.trace.nodes)}"
-        if own in self.position:
-            self.records[self.shown[self.position[own]][1]] = record
+        key = own, kind
+        if update and key in self.position:
+            self.records[self.shown[self.position[key]][1]] = record
             return
+        again = again or _is_copy(record)
         if role == "assistant" and not again:
             self.turn_ids.add(own)
             timestamp = string(record.get("timestamp"))
@@ -167,8 +174,8 @@ class _GeminiSession:
         else:
             self.builder.add([])
         self.records[self.builder.tip] = record
-        self.position[own] = len(self.shown)
-        self.shown.append((own, self.builder.tip))
+        self.position[key] = len(self.shown)
+        self.shown.append((key, self.builder.tip))
 
     def checkpoint(self, contents: list[Any]) -> None:
         """Read a checkpoint: a conversation in the form in which it is sent to the model."""
@@ -188,6 +195,13 @@ class _GeminiSession:
         turns = self.builder.trace.turns
         self.losses["empty_answer"] += sum(turn.action[0] in empty for turn in turns)
         self.builder.trace.turns = [turn for turn in turns if turn.action[0] not in empty]
+
+
+def _is_copy(record: dict[str, Any]) -> bool:
+    """Return whether a message in the model's name is a copy of an earlier response, which a resume or a
+    compression wrote: it has no model, and its calls are parts of its content.
+    """
+    return record.get("type") == "gemini" and "model" not in record and isinstance(record.get("content"), list)
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
