@@ -73,7 +73,7 @@ def test_errors_say_what_to_do(provider: HarborProvider, tmp_path: Path) -> None
     for changed, message in (
         ({"image": "no-such-image:1"}, "manifest for no-such-image:1 not found"),
         ({"python": sys.executable}, "No module named 'harbor'"),
-        ({"python": "/no/python"}, "there is no Python /no/python"),
+        ({"python": "/no/python"}, "python=/no/python: no such program"),
         ({"target": "no-such-provider"}, "no-such-provider"),
         ({"options": str(broken)}, "give the path of a file with a JSON object"),
         ({"options": str(not_utf8)}, "give the path of a file with a JSON object"),

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, create_engine, func, select
 
-from understudy.errors import StoreError
+from understudy.errors import NotInStore, StoreError
 from understudy.store import Store, sqlite
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.migrate import migrate_connection
@@ -721,8 +721,12 @@ def test_a_write_that_fails_does_not_fail_those_beside_it(store: Store) -> None:
         if n % 3:
             future.result()
         else:
-            with pytest.raises(StoreError, match="not in the store"):
+            with pytest.raises(StoreError, match="not in the store") as refused:
                 future.result()
+            assert store._database.driver.name in str(refused.value)
+    with pytest.raises(NotInStore) as unknown:
+        store.runs.mark_running("no-such-attempt").result()
+    assert store._database.driver.name in str(unknown.value), "of a write, its class and its store"
     assert [call.sequence for call in store.calls.of_attempt(attempt.id)] == [n for n in range(30) if n % 3]
 
 

@@ -34,9 +34,7 @@ _NO_SUCH_VERSION = ("ETARGET", "E404")
 def agent_package(agent: str) -> AgentPackage:
     """Return the package of an agent. Raises ConfigError for an agent that is not in a registry."""
     if agent not in AGENT_PACKAGES:
-        raise ConfigError(
-            f"--agent {agent}: this agent cannot be installed; give one of: {', '.join(AGENT_PACKAGES)}"
-        )
+        raise ConfigError(f"{agent!r} is no agent that can be installed; give one of: {', '.join(AGENT_PACKAGES)}")
     return AGENT_PACKAGES[agent]
 
 

@@ -504,5 +504,12 @@ def write_errors(output: Path) -> Generator[None]:
     """Turn an OSError in the block into a ConfigError."""
     try:
         yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(
+            f"--output {output}: {error.filename} is a file, expected a directory; choose another --output"
+        ) from error
     except OSError as error:
-        raise ConfigError(f"cannot write the export to {output}: {error}; choose another --output") from error
+        raise ConfigError(
+            f"cannot write the export to {output}: {error.filename or output}: {error.strerror or error}; choose "
+            "another --output"
+        ) from error

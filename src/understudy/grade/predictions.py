@@ -143,7 +143,10 @@ class Predictions:
             if first[:1] not in (b'"', b"n"):
                 raise msgspec.ValidationError("Expected `str | null` - at `$.model_patch`")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TaskError) as error:
-            self.rejected.add(f"{where}: not a prediction: {error}")
+            self.rejected.add(
+                f"{where}: not a prediction: {error}; expected instance_id, model_patch and model_name_or_path, "
+                "as SWE-bench's harness does"
+            )
             return None
         if self._wanted is not None and row.instance_id not in self._wanted:
             return None

@@ -311,7 +311,7 @@ def read_figures(directories: Sequence[StoreLocation], labels: Sequence[str] = (
     if (metrics := metrics_file(first)) is not None:
         return _of_trainer(first, metrics)
     raise ConfigError(
-        f"{first} has no run (store.db), no loop (state.json) and no metrics (metrics.jsonl); give a "
+        f"{first} has no run (store.db), no loop (loop.json) and no metrics (metrics.jsonl); give a "
         "directory that `understudy run` or `understudy train` wrote"
     )
 

@@ -359,6 +359,8 @@ class PostgresqlDriver(DatabaseDriver):
     def store_error(self, error: Exception) -> StoreError:
         """Convert an error to a StoreError with a hint on what to do."""
         if isinstance(error, StoreError):
+            if self.name not in str(error):
+                error.args = (f"{self.name}: {error}",)  # the same error, whose class its callers ask for
             return error
         cause: Any = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         state = getattr(cause, "sqlstate", None) or ""

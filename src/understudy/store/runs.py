@@ -216,7 +216,8 @@ class RunRepository(Repository):
             return exact[0]
         if not matches:
             raise NotInStore(
-                f"{self._name}: no rollout's id begins with {prefix!r}; give one that `understudy show` lists"
+                f"{self._name}: no rollout's id begins with {prefix!r}; give one that `understudy show --dir` "
+                "lists for this store"
             )
         if len(matches) > 1:
             some = ", ".join(rollout.id for rollout in matches[:5])

@@ -51,7 +51,13 @@ _HINTS = {
 def to_store_error(error: Exception, file: Path) -> StoreError:
     """Convert an error to a StoreError that says what happened to which file, and what to do next."""
     if isinstance(error, StoreError):
+        if str(file) not in str(error):
+            error.args = (f"{file}: {error}",)  # the same error, whose class its callers ask for
         return error
+    if isinstance(error, msgspec.MsgspecError):
+        return StoreError(
+            f"{file}: the store is damaged: it contains a value of another form ({error}); restore it from a copy"
+        )
     cause: BaseException | Any = error.orig if isinstance(error, DBAPIError) else error
     text = str(cause)
     if getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
@@ -70,8 +76,8 @@ def to_store_error(error: Exception, file: Path) -> StoreError:
     if isinstance(cause, sqlite3.IntegrityError) and "UNIQUE" in text:
         return StoreError(f"{file}: another row with the same key exists already; use another id ({text})")
     return StoreError(
-        f"{file}: the store cannot be read or written: {type(cause).__name__}: {text}; check its disk and "
-        "permissions"
+        f"{file}: SQLite failed: {type(cause).__name__}: {text}; check the free disk space, and the permissions "
+        "of the file and its directory"
     )
 
 
@@ -82,11 +88,7 @@ def translate_errors(file: Path) -> Generator[None]:
     """
     try:
         yield
-    except StoreError as error:
-        if str(file) in str(error):
-            raise
-        raise StoreError(f"{file}: {error}") from error
-    except (SQLAlchemyError, sqlite3.Error, msgspec.MsgspecError) as error:
+    except (StoreError, SQLAlchemyError, sqlite3.Error, msgspec.MsgspecError) as error:
         raise to_store_error(error, file) from error
 
 
@@ -182,8 +184,8 @@ def open_engine(
             _make_private(directory, file)
         elif not file.is_file():
             raise StoreError(
-                f"{directory} has no store ({FILE} is missing); name a directory that `understudy run` or "
-                "`understudy ingest` wrote"
+                f"{directory} has no store ({FILE} is missing); name a directory that `understudy run`, "
+                "`understudy ingest` or `understudy gateway serve` wrote"
             )
         if file.stat().st_size == 0:
             raise StoreError(

@@ -138,6 +138,8 @@ def _authorize(action: int, first: str | None, second: str | None, *_: Any) -> i
 def _wrong(where: str, reason: str) -> ConfigError:
     # Use only the first line: the others quote our own query around the expression.
     reason = reason.partition("\n")[0].rstrip(".")
+    if reason.startswith('near ")"') and ")" not in where:  # the bracket is that of our own query
+        reason = "the expression is not complete"
     return ConfigError(
         f"{where!r} cannot select states: {reason}. Give an SQL expression over the columns {', '.join(COLUMNS)}; "
         "for example: family = 'claude' AND tool_errors = 0"

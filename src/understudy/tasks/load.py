@@ -135,13 +135,15 @@ async def _load_folders(
 ) -> list[Task]:
     environment = await asyncio.to_thread(environment_for, sandboxes, cache)
     tasks: dict[str, Task] = {}
+    loaded_from: dict[str, Path] = {}
     for path in paths:
         id = folder.instance_id(path)
         if wanted is not None and id not in wanted:
             continue
         if id in tasks:
             raise TaskError(
-                f"{path}: its name gives the id {id!r}, which another task folder has; rename one of the two"
+                f"{path}: its name gives the id {id!r}, which {loaded_from[id]} has too; rename one of the two"
             )
+        loaded_from[id] = path
         tasks[id] = await folder.load_folder(path, sandboxes=sandboxes, environment=environment, cache=cache)
     return list(tasks.values())

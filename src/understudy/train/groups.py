@@ -246,11 +246,12 @@ def _read(path: Path, kind: type[_T], what: str) -> _T:
         return msgspec.msgpack.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise ConfigError(
-            f"{path}: {what} cannot be read: {error.strerror}; restore the file from a copy"
+            f"{path}: {what} cannot be read: {error.strerror}; check its permissions, then run the loop again"
         ) from error
     except msgspec.MsgspecError as error:
         raise ConfigError(
-            f"{path}: expected {what}, but the content is invalid: {error}; restore it from a copy"
+            f"{path}: expected {what}, but this file of one step is damaged: {error}; it cannot be made again, so "
+            "start the loop in a new --output-dir"
         ) from error
 
 

@@ -233,7 +233,8 @@ def save_model(
                 torch.save({**state, "trained": trained_weights(model)}, fresh / TRAINING / "state.pt")
     except Exception as error:  # safetensors and torch raise classes of their own when the disk is full
         raise ConfigError(
-            f"{target}: the model cannot be written: {error}; free some disk space, or choose another --output"
+            f"{target}: the model cannot be written: {type(error).__name__}: {error}; check the free disk space "
+            f"and the permissions of {target.parent}, then run the same command again"
         ) from error
 
 

@@ -121,6 +121,8 @@ def _open_lock(path: Path, remedy: str) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"{path.parent}: is below a file or is one, expected a directory; {remedy}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be created: {error.strerror}; {remedy}") from error
 

@@ -400,7 +400,8 @@ def test_ctrl_c_while_sqlite_works_is_ctrl_c(store: Store):
     [
         ("", "it is empty"),
         ("modle = 'x'", "no such column: modle"),
-        ("model = ", "syntax error"),
+        ("model = ", "the expression is not complete"),
+        ("model = 'x')", "syntax error"),
         ("model = 'x", "unrecognized token: \"'x. Give"),
         ("1; DROP TABLE turns", "syntax error"),
         ("1) UNION SELECT 1, 2 FROM keys WHERE (1", "cannot select states"),

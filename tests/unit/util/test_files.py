@@ -108,3 +108,12 @@ def test_a_lock_that_another_user_made_is_shared():
             path.chmod(0o644)
         with pytest.raises(ConfigError, match="in use"), locked(path, busy="in use"):
             pass
+
+
+def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path):
+    (tmp_path / "results").touch()
+    with (
+        pytest.raises(ConfigError, match=r"results: is below a file or is one, expected a directory; choose"),
+        locked(tmp_path / "results" / ".lock", busy="in use", remedy="choose another"),
+    ):
+        pass

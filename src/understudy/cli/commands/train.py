@@ -400,9 +400,15 @@ def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[s
             else:
                 left_out[f"rollouts with a reward below {settings.threshold:g}"] += 1
     if not sequences:
+        remedy = (
+            "collect more rollouts, or lower --threshold"
+            if any(left_out.values())
+            else "collect rollouts with `understudy run`; sessions must be exported first, with `understudy "
+            "export trl-sft STORE --output DATA`, for --from DATA"
+        )
         raise ConfigError(
             f"no solved rollouts to learn from in {', '.join(map(str, settings.sources))} (left out: "
-            f"{format_counts(left_out)}); collect more rollouts, or lower --threshold"
+            f"{format_counts(left_out)}); {remedy}"
         )
     return sequences
 

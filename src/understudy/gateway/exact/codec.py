@@ -347,8 +347,15 @@ def _from_hub(name: str) -> Path:
 def _read(path: Path) -> str:
     try:
         return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}; download it from the model again") from error
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path.parent}: has no {path.name}; give the directory of a Hugging Face model with a fast "
+            "tokenizer, or its name on the Hub"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8: {error}; download it from the model again") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

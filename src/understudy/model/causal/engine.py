@@ -134,7 +134,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 _SHUTTING_DOWN = "the server is shutting down; send the request again when it runs"
-_UNLOADED = "the adapter was unloaded"
+_UNLOADED = "the adapter was unloaded while this request ran; load it again, or name another model"
 
 PauseMode = Literal["abort", "wait", "keep"]
 """What a pause does with requests in progress: end them with what they have so far, let them finish, or suspend

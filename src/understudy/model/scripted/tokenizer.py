@@ -328,7 +328,7 @@ def _tools(turn: str) -> tuple[list[ModelMessage], list[ModelTool]]:
     if not system:
         return [], tools
     if not system.endswith(_SYSTEM_END):
-        raise _invalid_prompt("expected the system prompt to end before the tools")
+        raise _invalid_prompt(f"expected {_SYSTEM_END!r} between the system prompt and the list of tools")
     return [ModelMessage("system", system.removesuffix(_SYSTEM_END))], tools
 
 

@@ -84,7 +84,10 @@ class HarborSandboxes(WorkerSandboxes):
     async def _connect(self, sockets: Sequence[Path] = ()) -> WorkerConnection:
         python = shutil.which(self._python)
         if python is None:
-            raise ConfigError(f"--sandbox {self._address}: there is no Python {self._python}; correct `python`")
+            raise ConfigError(
+                f"--sandbox {self._address}: python={self._python}: no such program; give the path of a Python "
+                "3.12 or later that has the package harbor"
+            )
         name = f"understudy-{uuid.uuid4().hex[:12]}"
         settings = msgspec.json.encode({**self._settings, "session": name}).decode()
         now = time.time()

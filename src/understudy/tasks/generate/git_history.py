@@ -54,8 +54,8 @@ class History:
             self._run("rev-parse", "--verify", "HEAD^{commit}")
         except TaskError as error:
             raise ConfigError(
-                f"{repository}: has no commit, or is not a git repository: {error}; give the path of a "
-                "repository with commits"
+                f"{repository}: is not a git repository, or has no commit; give the path of a repository with "
+                f"commits ({error})"
             ) from error
 
     def commits(self) -> list[Commit]:

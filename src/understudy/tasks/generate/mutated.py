@@ -302,4 +302,7 @@ def _read(tree: Path, path: str) -> str:
     try:
         return (tree / path).read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: is not UTF-8 ({error}); add it to the package's skip list") from error
+        raise TaskError(
+            f"{path}: is not UTF-8 ({error}), and only UTF-8 can be mutated; convert the file, or choose another "
+            "package"
+        ) from error
