@@ -229,8 +229,8 @@ def attempt_examples(
             missed: list[tuple[Node, Message]] = []
             position = 0
             for earlier, earlier_answer in answers:
-                same_setting = earlier.conversation.setting == node.conversation.setting
-                index = find_answer(messages, earlier_answer, position) if same_setting else None
+                same_prompt = earlier.conversation.prompt_digest == node.conversation.prompt_digest
+                index = find_answer(messages, earlier_answer, position) if same_prompt else None
                 if index is None:
                     missed.append((earlier, earlier_answer))
                     continue

@@ -75,14 +75,14 @@ def _sums_up(node: Node) -> bool:
     """Return whether a node's last message asks for a summary of the conversation before it.
 
     Either the request's words show it, or its answer, or that its last `cache_control` mark stands before the
-    request (`Conversation.aside`).
+    request (`Conversation.cache_ends_early`).
     """
     prompt = _last_user_text(node)
     if _is_worded(node, _COMPACTION):
         return True
     if not prompt or not _has_history(node) or _is_worded(node, _AUXILIARY):
         return False
-    return node.conversation.aside or (not node.children and _is_summary(node))
+    return node.conversation.cache_ends_early or (not node.children and _is_summary(node))
 
 
 def _questions(nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -118,9 +118,9 @@ def _is_beside(node: Node, with_tools: Collection[str | None], quotable: Collect
     if node.children or not conversation.blocks:
         return False
     if conversation.has_tools:
-        return conversation.forced
-    if conversation.formatted or node.call.session_id is not None:
-        return conversation.formatted or node.call.session_id in with_tools
+        return conversation.tool_is_forced
+    if conversation.has_output_schema or node.call.session_id is not None:
+        return conversation.has_output_schema or node.call.session_id in with_tools
     question = "\n".join(block.text for block in conversation.blocks)
     return any(text in question for text in quotable)
 
@@ -143,7 +143,7 @@ def _asks_for_a_form(node: Node) -> bool:
     return (
         parent is not None
         and parent.conversation.has_tools
-        and node.conversation.formatted
+        and node.conversation.has_output_schema
         and not node.conversation.has_tools
     )
 

@@ -234,7 +234,7 @@ def _break(node: Node) -> Reason | None:
         for ids in (parent.call.prompt_token_ids, parent.call.completion_token_ids, node.call.prompt_token_ids)
     )
     if not begins_with(now, before):
-        same = parent.conversation.setting == node.conversation.setting
+        same = parent.conversation.prompt_digest == node.conversation.prompt_digest
         return "prompt rendered anew" if same else "tools or system changed"
     if not begins_with(now, before, sampled):
         return "retokenized" if node.verbatim else "answer rewritten"

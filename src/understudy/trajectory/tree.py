@@ -217,7 +217,7 @@ class _Entry:
         """Return a key that is equal for two calls with the same request."""
         call = self.node.call
         request_mark = self.marks[-1].strict if self.marks else b""
-        return (call.session_id, call.agent_id, self.node.conversation.setting, request_mark)
+        return (call.session_id, call.agent_id, self.node.conversation.prompt_digest, request_mark)
 
 
 _Answered = defaultdict[tuple[str | None, bytes], list[_Entry]]
@@ -290,12 +290,12 @@ class _Line:
     def __init__(self) -> None:
         self.last: _Entry | None = None
         self._requests: set[tuple[object, ...]] = set()
-        self._settings: set[bytes] = set()
+        self._prompt_digests: set[bytes] = set()
 
     def add(self, entry: _Entry) -> None:
         self.last = entry
         self._requests.add(entry.request_key)
-        self._settings.add(entry.node.conversation.setting)
+        self._prompt_digests.add(entry.node.conversation.prompt_digest)
 
     def origin_of(self, entry: _Entry) -> Origin:
         """Return why a call continues none of those before it."""
@@ -306,7 +306,7 @@ class _Line:
         conversation = entry.node.conversation
         if any(b.role == "user" and b.kind == "text" and CONTINUED.match(b.text) for b in conversation.blocks):
             return "compaction"
-        if conversation.setting not in self._settings:
+        if conversation.prompt_digest not in self._prompt_digests:
             return "tools or system changed"
         if all(block.role != "assistant" for block in conversation.blocks):
             return "first call"  # of another conversation: there is no history that could have been rewritten

@@ -14,7 +14,7 @@ A type is the name of a scalar, `[type]` for a list, `{name: type}` for a struct
 back as it was written
 """
 
-_ARROW = {"bool": "bool_", "json": "json_"}
+_ARROW_FUNCTIONS = {"bool": "bool_", "json": "json_"}
 _TYPE_CODES = {"int8": "b", "int32": "i", "int64": "q", "float64": "d"}
 
 
@@ -75,4 +75,4 @@ def column_type(arrow: Any, kind: Any) -> Any:
     if isinstance(kind, dict):
         parts = cast(dict[str, Any], kind)
         return arrow.struct([(name, column_type(arrow, part)) for name, part in parts.items()])
-    return getattr(arrow, _ARROW.get(str(kind), str(kind)))()
+    return getattr(arrow, _ARROW_FUNCTIONS.get(str(kind), str(kind)))()

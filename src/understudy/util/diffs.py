@@ -302,14 +302,14 @@ def _lines(text: str) -> list[str]:
 # --- reversing diffs ---------------------------------------------------------------------------------------
 
 # Header lines that change places, in git's order: the first of a pair is written before the second.
-_SWAPPED = (
+_SWAPPED_HEADERS = (
     (b"old mode ", b"new mode "),
     (b"new file mode ", b"deleted file mode "),
     (b"similarity index ", b"similarity index "),
     (b"dissimilarity index ", b"dissimilarity index "),
     (b"rename from ", b"rename to "),
 )
-_HEADER_KEYS = (b"diff --git ", b"index ", *(key for pair in _SWAPPED for key in pair), b"--- ", b"+++ ")
+_HEADER_KEYS = (b"diff --git ", b"index ", *(key for pair in _SWAPPED_HEADERS for key in pair), b"--- ", b"+++ ")
 
 
 def reverse(patch: str) -> str:
@@ -343,7 +343,7 @@ def _reversed_header(header: dict[bytes, bytes]) -> list[bytes]:
         if b"rename from " in header:
             names = b"a/" + header[b"rename to "] + b" b/" + header[b"rename from "]
         lines.append(b"diff --git " + names)
-    for one, other in _SWAPPED:
+    for one, other in _SWAPPED_HEADERS:
         pairs = dict.fromkeys(((one, other), (other, one)))
         lines += [key + header[source] for key, source in pairs if source in header]
     if blobs := header.get(b"index "):

@@ -127,7 +127,7 @@ def _open_lock(path: Path, remedy: str) -> int:
         raise ConfigError(f"{path}: cannot be created: {error.strerror}; {remedy}") from error
 
 
-_shared: dict[Path, int] = {}
+_shared_locks: dict[Path, int] = {}
 
 
 def share_lock(path: Path) -> None:
@@ -135,15 +135,15 @@ def share_lock(path: Path) -> None:
 
     For a file of another user, reading permission is enough. If the file cannot be created, nothing is locked.
     """
-    if path in _shared:
+    if path in _shared_locks:
         return
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _shared[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            _shared_locks[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError:
-            _shared[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(_shared[path], fcntl.LOCK_SH)
+            _shared_locks[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(_shared_locks[path], fcntl.LOCK_SH)
 
 
 def mark_used(cache: Path, paths: Iterable[Path]) -> None:

@@ -16,16 +16,16 @@ from urllib.parse import unquote
 import aiohttp
 from yarl import URL
 
-UPLOAD_IN_PIECES = 1 << 20
-"""A larger request body is sent in pieces, so that the event loop serves other requests meanwhile."""
+UPLOAD_IN_PIECES_ABOVE_BYTES = 1 << 20
+"""A request body of more bytes is sent in pieces, so that the event loop serves other requests meanwhile."""
 
 _USER_IN_URL = re.compile(r"(?<=://)[^/?#]*@")
 _KEY_HEADERS = {"bearer": ("authorization", "Bearer {}"), "x-api-key": ("x-api-key", "{}")}
 
-
-_LEAST_ENCODED = 8
-_LEAST_IN_ANSWERS = 16
-"""A shorter secret is looked for as it is: its base64 would be found in ordinary text."""
+_SHORTEST_ENCODED_BYTES = 8
+"""Shorter secrets are looked for as they are: their hex or base64 would be found in ordinary text."""
+_SHORTEST_IN_RESPONSES = 16
+"""Shorter secrets, in characters, are not looked for in successful responses."""
 
 
 def _any_form(secrets: Sequence[str]) -> re.Pattern[bytes]:
@@ -37,7 +37,7 @@ def _any_form(secrets: Sequence[str]) -> re.Pattern[bytes]:
     for secret in secrets:
         data = secret.encode()
         forms.append("".join(map(_any_escape, data)))
-        if len(data) >= _LEAST_ENCODED:
+        if len(data) >= _SHORTEST_ENCODED_BYTES:
             forms.append(f"(?i:{data.hex()})")
             forms += (_in_base64(data, before) for before in range(3))
     return re.compile("|".join(forms).encode("latin-1"))
@@ -59,13 +59,13 @@ def _in_base64(data: bytes, before: int) -> str:
     return "".join({"+": "[+-]", "/": "[/_]"}.get(char, char) for char in encoded[first:last])
 
 
-def _usual_forms(secrets: Sequence[str]) -> tuple[bytes, ...]:
-    """Secrets as they are, in hex and in base64: what can be looked for in all that a server answers.
+def _plain_forms(secrets: Sequence[str]) -> tuple[bytes, ...]:
+    """Return the secrets as they are, in hex and in base64: what can be looked for in every successful response.
 
-    Only those of real keys: a short one, as "EMPTY", is a word like any other.
+    Short secrets are left out: one such as "EMPTY" is no real key, and an ordinary word in a response.
     """
     forms: list[bytes] = []
-    for data in (secret.encode() for secret in secrets if len(secret) >= _LEAST_IN_ANSWERS):
+    for data in (secret.encode() for secret in secrets if len(secret) >= _SHORTEST_IN_RESPONSES):
         forms += (data, data.hex().encode())
         for before in range(3):
             first, last = -(-before * 8 // 6), (before + len(data)) * 8 // 6
@@ -116,9 +116,9 @@ class ServerAddress:
             self.headers["authorization"] = f"Basic {basic}"
             self._secrets = [basic, user[0]]
         self._secret_forms = _any_form(self._secrets) if self._secrets else None
-        self._usual_forms = _usual_forms(self._secrets)
-        self.has_key = bool(self._usual_forms)
-        """Whether there is a secret that `redact_answer` looks for."""
+        self._plain_forms = _plain_forms(self._secrets)
+        self.has_key = bool(self._plain_forms)
+        """Whether there is a secret that `redact_response` looks for."""
 
     def redact(self, text: str) -> str:
         """Return a text of the server without our credentials, because it may be written to a log, the store or a
@@ -131,17 +131,17 @@ class ServerAddress:
         return self._secret_forms.sub(b"***", data) if self._secret_forms else data
 
     def may_have_secret(self, parts: Sequence[bytes]) -> bool:
-        """Return whether `redact_answer` may change one of the parts of a successful response."""
-        if not self._usual_forms:
+        """Return whether `redact_response` may change one of the parts of a successful response."""
+        if not self._plain_forms:
             return False
         together = parts[0] if len(parts) == 1 else b"".join(parts)
-        return any(form in together for form in self._usual_forms)
+        return any(form in together for form in self._plain_forms)
 
-    def redact_answer(self, data: bytes) -> bytes:
+    def redact_response(self, data: bytes) -> bytes:
         """Return a part of a successful response without our credentials, whether written plainly, in hex or in
         base64.
         """
-        for form in self._usual_forms:
+        for form in self._plain_forms:
             if form in data:
                 data = data.replace(form, b"***")
         return data
@@ -232,4 +232,4 @@ async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 def _upload(data: bytes | None) -> bytes | BytesIO | None:
-    return BytesIO(data) if data is not None and len(data) > UPLOAD_IN_PIECES else data
+    return BytesIO(data) if data is not None and len(data) > UPLOAD_IN_PIECES_ABOVE_BYTES else data

@@ -17,8 +17,8 @@ import threading
 import tokenize
 from typing import Any
 
-_parsing = threading.RLock()
-_PLAIN_CODECS = frozenset(
+_parse_lock = threading.RLock()
+_USUAL_CODECS = frozenset(
     {"utf-8", "utf-8-sig", "ascii", "iso8859-1", "iso8859-15", "cp1252", "cp1251", "gbk", "gb2312", "gb18030"}
     | {"euc_jp", "shift_jis", "euc_kr", "big5", "koi8-r", "iso8859-2", "mac-roman"}
 )
@@ -26,13 +26,13 @@ _PLAIN_CODECS = frozenset(
 
 def parse_module(source: str | bytes) -> ast.Module:
     """Return the syntax tree of a module. Raises SyntaxError, ValueError or RecursionError, as `ast.parse`."""
-    with _parsing:
+    with _parse_lock:
         return ast.parse(source)
 
 
 def parse_literal(text: str) -> Any:
     """Return the value of a Python literal. Raises ValueError or SyntaxError, as `ast.literal_eval`."""
-    with _parsing:
+    with _parse_lock:
         return ast.literal_eval(text)
 
 
@@ -46,10 +46,10 @@ def unparse(node: ast.AST) -> str:
     try:
         return ast.unparse(node)
     except ValueError:
-        return ast.unparse(ast.fix_missing_locations(_Writable().visit(copy.deepcopy(node))))
+        return ast.unparse(ast.fix_missing_locations(_UnwritableNodes().visit(copy.deepcopy(node))))
 
 
-class _Writable(ast.NodeTransformer):
+class _UnwritableNodes(ast.NodeTransformer):
     """Replaces what `ast.unparse` cannot write by expressions of the same value."""
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
@@ -86,4 +86,4 @@ def decode_source(content: bytes) -> tuple[str, str]:
         return content.decode("latin-1"), "unreadable" if re.match(
             rb"(?:.*\n)?.*coding[:=]", content[:400]
         ) else ""
-    return text.removeprefix("\ufeff"), "" if name in _PLAIN_CODECS else name
+    return text.removeprefix("\ufeff"), "" if name in _USUAL_CODECS else name

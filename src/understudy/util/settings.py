@@ -127,8 +127,8 @@ def _unwrap(kind: Any) -> tuple[Any, Meta | None]:
 
 
 def build(kind: type[T], arguments: Mapping[str, Any], file: Mapping[str, Any], source: str = "options") -> T:
-    """Return the settings: values that were `given` (None: not given), then those in the tables of `file`, then
-    the defaults.
+    """Return the settings: the `arguments` of the command line (None: not given), then the values in the tables of
+    `file`, then the defaults.
 
     `source` names the file in errors. Raises ConfigError for an unknown key or an invalid value.
     """

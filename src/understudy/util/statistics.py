@@ -38,10 +38,10 @@ def wilson(successes: int, trials: int, z: float = Z_95) -> ConfidenceInterval:
     check_share(successes, trials)
     if trials == 0:
         return ConfidenceInterval(0.0, 0.0, 1.0)
-    return _score(successes / trials, trials, z)
+    return _wilson_interval(successes / trials, trials, z)
 
 
-def _score(share: float, trials: int, z: float) -> ConfidenceInterval:
+def _wilson_interval(share: float, trials: int, z: float) -> ConfidenceInterval:
     """Return a share of some trials with Wilson's score interval."""
     scale = 1.0 + z * z / trials
     middle = (share + z * z / (2 * trials)) / scale
@@ -82,7 +82,7 @@ def newcombe_paired(pairs: Sequence[tuple[float, float]], z: float = Z_95) -> Co
     if not pairs:
         return ConfidenceInterval(0.0, -1.0, 1.0)
     firsts, seconds = zip(*pairs, strict=True)
-    before, after = _score(fmean(firsts), len(pairs), z), _score(fmean(seconds), len(pairs), z)
+    before, after = _wilson_interval(fmean(firsts), len(pairs), z), _wilson_interval(fmean(seconds), len(pairs), z)
     spread = pstdev(firsts) * pstdev(seconds)
     common = fmean(one * other for one, other in pairs) - before.estimate * after.estimate
     common = min(common, max(0.0, common - 1 / (2 * len(pairs))))

@@ -14,7 +14,7 @@ def visible(text: str) -> str:
 
     Line breaks and tabs stay. CRLF becomes a plain line break.
     """
-    return _UNSAFE.sub(lambda match: _picture(ord(match[0])), text.replace("\r\n", "\n"))
+    return _UNSAFE.sub(lambda match: _visible_form(ord(match[0])), text.replace("\r\n", "\n"))
 
 
 def visible_line(text: str) -> str:
@@ -22,7 +22,7 @@ def visible_line(text: str) -> str:
     return visible(text.strip()).partition("\n")[0]
 
 
-def _picture(code: int) -> str:
+def _visible_form(code: int) -> str:
     if code < 0x20:
         return chr(0x2400 + code)
     if code == 0x7F:

@@ -85,7 +85,7 @@ def _usage(usage: Usage) -> dict[str, int]:
 
 # Fields that clients assemble from deltas, and that begin empty: block type → (field, its delta, the delta's
 # field).
-_DELTAS: dict[str, tuple[tuple[str, str, str], ...]] = {
+_DELTA_FIELDS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "text": (("text", "text_delta", "text"),),
     "thinking": (("thinking", "thinking_delta", "thinking"), ("signature", "signature_delta", "signature")),
     "tool_use": (("input", "input_json_delta", "partial_json"),),
@@ -118,7 +118,7 @@ def to_events(body: bytes) -> bytes:
 def _whole_block(index: int, block: dict[str, Raw]) -> Iterator[dict[str, Any]]:
     start: dict[str, Any] = dict(block)
     deltas: list[dict[str, Any]] = []
-    for name, kind, holds in _DELTAS.get(msgspec.json.decode(block["type"], type=str), ()):
+    for name, kind, delta_field in _DELTA_FIELDS.get(msgspec.json.decode(block["type"], type=str), ()):
         value: Any = block.get(name)
         if value is None:
             continue
@@ -126,7 +126,7 @@ def _whole_block(index: int, block: dict[str, Raw]) -> Iterator[dict[str, Any]]:
             # The model's own bytes, so that the agent's parser gets exactly what was sampled.
             value = bytes(value).decode()
         start[name] = {} if name == "input" else ""
-        deltas.append({"type": kind, holds: value})
+        deltas.append({"type": kind, delta_field: value})
     yield {"type": "content_block_start", "index": index, "content_block": start}
     for delta in deltas:
         yield {"type": "content_block_delta", "index": index, "delta": delta}
@@ -140,14 +140,14 @@ _EMPTY_BLOCKS: dict[str, dict[str, Any]] = {
     "text": {"type": "text", "text": ""},
 }
 # Written without a loop or helper, because a stream consists mostly of these events.
-_DELTA = (
+_DELTA_TEMPLATE = (
     b"event: content_block_delta\ndata: "
     b'{"type":"content_block_delta","index":%%d,"delta":{"type":"%b","%b":%%b}}\n\n'
 )
-_ADDED = {
-    "reasoning": _DELTA % (b"thinking_delta", b"thinking"),
-    "text": _DELTA % (b"text_delta", b"text"),
-    "arguments": _DELTA % (b"input_json_delta", b"partial_json"),
+_DELTA_EVENTS = {
+    "reasoning": _DELTA_TEMPLATE % (b"thinking_delta", b"thinking"),
+    "text": _DELTA_TEMPLATE % (b"text_delta", b"text"),
+    "arguments": _DELTA_TEMPLATE % (b"input_json_delta", b"partial_json"),
 }
 
 
@@ -175,7 +175,7 @@ class AnthropicWriter(StreamWriter):
         if part not in self._opened and (delta.text or delta.kind == "tool"):
             events += self._open(part, delta)
         if delta.text:
-            events += _ADDED[delta.kind] % (self._opened[part], msgspec.json.encode(delta.text))
+            events += _DELTA_EVENTS[delta.kind] % (self._opened[part], msgspec.json.encode(delta.text))
         return events
 
     def whole(self, generation: Generation) -> DialectResponse:
@@ -252,19 +252,22 @@ CLOSING_EVENTS = frozenset({b"content_block_stop", b"message_delta", b"message_s
 
 # The field that each delta extends, and the block types that have it. Other deltas belong to block types that are
 # not read here.
-_ADDS = {
+_EXTENDED_FIELDS = {
     "text_delta": ("text", {"text"}),
     "thinking_delta": ("thinking", {"thinking"}),
     "input_json_delta": ("partial_json", {"tool_use", "server_tool_use", "mcp_tool_use"}),
 }
-_FROM_DELTAS = {
+# By block type: the field that its deltas fill, also where none comes.
+_ASSEMBLED_FIELDS = {
     "text": "text",
     "thinking": "thinking",
     "tool_use": "partial_json",
     "server_tool_use": "partial_json",
 }
-_PLAIN_DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
-_REPLACES = {"signature_delta": "thinking", "compaction_delta": "compaction"}
+# By block type: the type of nearly all of its deltas.
+_USUAL_DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
+# Deltas whose fields replace those of the block, and the block type that has them.
+_REPLACING_DELTAS = {"signature_delta": "thinking", "compaction_delta": "compaction"}
 
 _Index = Annotated[int, Meta(ge=0, lt=100_000)]
 
@@ -298,7 +301,7 @@ class _PlainBlockDelta(Struct, gc=False, forbid_unknown_fields=True):
     type: str = ""
 
 
-_PLAIN_DELTA = msgspec.json.Decoder(_PlainBlockDelta)
+_PLAIN_DELTA_DECODER = msgspec.json.Decoder(_PlainBlockDelta)
 
 
 class _BlockStop(Struct):
@@ -326,25 +329,25 @@ class _StreamBlock:
         self.type = str(start.get("type"))
         self.data = start
         self.pieces: dict[str, list[str]] = {}
-        if field_name := _FROM_DELTAS.get(self.type):
+        if field_name := _ASSEMBLED_FIELDS.get(self.type):
             self.pieces[field_name] = []
-        self.plain = _PLAIN_DELTAS.get(self.type)
+        self.plain = _USUAL_DELTAS.get(self.type)
         """The type of the deltas that nearly all of the block is made of, where there is one."""
         self.closed = False
 
     def add(self, delta: dict[str, Any]) -> None:
         kind = delta.get("type")
-        if kind in _ADDS:
-            name, takes = _ADDS[kind]
+        if kind in _EXTENDED_FIELDS:
+            name, block_types = _EXTENDED_FIELDS[kind]
             if self.type == "redacted_thinking" and kind == "thinking_delta":
                 return
             piece = delta.get(name)
-            if self.type not in takes or not isinstance(piece, str):
+            if self.type not in block_types or not isinstance(piece, str):
                 raise _invalid_stream(f"a {kind} for a content block of type {self.type!r}")
             self.pieces.setdefault(name, []).append(piece)
         elif kind == "citations_delta" and self.type == "text":
             self.data["citations"] = [*(self.data.get("citations") or ()), delta.get("citation")]
-        elif kind in _REPLACES and self.type == _REPLACES[kind]:
+        elif kind in _REPLACING_DELTAS and self.type == _REPLACING_DELTAS[kind]:
             self.data |= {name: value for name, value in delta.items() if name != "type"}
 
     def close(self) -> None:
@@ -379,22 +382,22 @@ class MessageAssembly:
         handler = self._EVENTS.get(name)
         if handler is None or self.complete:
             return
-        decoder, take = handler
+        decoder, handle = handler
         try:
             event = decoder.decode(data)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise _invalid_stream(f"{name.decode()}: {error}") from error
-        take(self, event)
+        handle(self, event)
 
     def add_delta(self, data: bytes) -> None:
         """Add a content_block_delta event to a message that is `streaming`; a faster way than `add`."""
         try:
-            event = _PLAIN_DELTA.decode(data)
+            event = _PLAIN_DELTA_DECODER.decode(data)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return self.add(b"content_block_delta", data)
         delta, block = event.delta, self._blocks.get(event.index)
         if block is not None and delta.type == block.plain and not block.closed:
-            name = _ADDS[delta.type][0]
+            name = _EXTENDED_FIELDS[delta.type][0]
             if (piece := getattr(delta, name)) is not None:
                 block.pieces[name].append(piece)
                 return None
@@ -412,7 +415,7 @@ class MessageAssembly:
 
     # --- events -----------------------------------------------------------------------------------------
 
-    def _start(self, event: _MessageStart) -> None:
+    def _message_start(self, event: _MessageStart) -> None:
         if self._message is None:
             self._message = event.message
             self.streaming = True
@@ -430,7 +433,7 @@ class MessageAssembly:
     def _block_stop(self, event: _BlockStop) -> None:
         self._block(event.index).close()
 
-    def _delta(self, event: _MessageDelta) -> None:
+    def _message_delta(self, event: _MessageDelta) -> None:
         if self._message is None:
             raise _invalid_stream("a message_delta event before message_start")
         self._message |= event.delta
@@ -443,7 +446,7 @@ class MessageAssembly:
                 cast("dict[str, Any]", earlier) | reported if isinstance(earlier, dict) else reported
             )
 
-    def _stop(self, event: _MessageStop) -> None:
+    def _message_stop(self, event: _MessageStop) -> None:
         self.complete = True
         self.streaming = False
 
@@ -454,12 +457,12 @@ class MessageAssembly:
         return block
 
     _EVENTS: ClassVar[dict[bytes, tuple[msgspec.json.Decoder[Any], Callable[[MessageAssembly, Any], None]]]] = {
-        b"message_start": (msgspec.json.Decoder(_MessageStart), _start),
+        b"message_start": (msgspec.json.Decoder(_MessageStart), _message_start),
         b"content_block_start": (msgspec.json.Decoder(_BlockStart), _block_start),
         b"content_block_delta": (msgspec.json.Decoder(_BlockDelta), _block_delta),
         b"content_block_stop": (msgspec.json.Decoder(_BlockStop), _block_stop),
-        b"message_delta": (msgspec.json.Decoder(_MessageDelta), _delta),
-        b"message_stop": (msgspec.json.Decoder(_MessageStop), _stop),
+        b"message_delta": (msgspec.json.Decoder(_MessageDelta), _message_delta),
+        b"message_stop": (msgspec.json.Decoder(_MessageStop), _message_stop),
     }
 
 

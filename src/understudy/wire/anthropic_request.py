@@ -124,7 +124,7 @@ _MESSAGE = msgspec.json.Decoder(MessageParam)
 # --- conversations --------------------------------------------------------------------------------------
 
 # A line at the beginning of the system prompt that changes from call to call; it is removed for models.
-_BILLING = "x-anthropic-billing-header"
+_BILLING_PREFIX = "x-anthropic-billing-header"
 
 
 def decode_request(body: bytes) -> MessagesRequest:
@@ -144,10 +144,10 @@ def _read_stored(request: MessagesBody) -> Conversation:
     return as_stored(
         conversation,
         tools,
-        agent_tools=not _tools.read(tools).served,
-        forced=choice is not None and choice.type == "tool",
-        formatted=output is not None and output.format is not None and output.format.type == "json_schema",
-        aside=_is_aside(request.messages),
+        agent_tools=not _tools.read(tools).at_provider,
+        tool_is_forced=choice is not None and choice.type == "tool",
+        has_output_schema=output is not None and output.format is not None and output.format.type == "json_schema",
+        cache_ends_early=_cache_ends_early(request.messages),
     )
 
 
@@ -173,9 +173,11 @@ def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingSta
         list(_other_blocks(turn, "system", content)) if message.role == "system" else read_message(turn, message)
     )
     is_marked = any(block.cache_control is not UNSET for block in content)
-    aside = message.role == "assistant" if is_marked else state.aside
+    cache_ends_early = message.role == "assistant" if is_marked else state.cache_ends_early
     stage = int(bool(state.stage or blocks))
-    return blocks, msgspec.structs.replace(state, messages=turn + 1, turn=turn, stage=stage, aside=aside)
+    return blocks, msgspec.structs.replace(
+        state, messages=turn + 1, turn=turn, stage=stage, cache_ends_early=cache_ends_early
+    )
 
 
 def read_conversation(request: MessagesBody) -> Conversation:
@@ -185,7 +187,7 @@ def read_conversation(request: MessagesBody) -> Conversation:
     instructions: list[str] = []
     blocks: list[Block] = []
     for block in _contents(request.system):
-        if not block.text.startswith(_BILLING):
+        if not block.text.startswith(_BILLING_PREFIX):
             instructions.append(block.text)
     for turn, message in enumerate(request.messages):
         if message.role != "system":
@@ -205,7 +207,7 @@ def read_conversation(request: MessagesBody) -> Conversation:
     )
 
 
-def _is_aside(messages: Sequence[MessageParam]) -> bool:
+def _cache_ends_early(messages: Sequence[MessageParam]) -> bool:
     """Return whether the last cache mark is on an assistant's turn; in requests that continue the session it is on
     a user's.
     """
@@ -217,21 +219,21 @@ def _is_aside(messages: Sequence[MessageParam]) -> bool:
 
 # --- tools ----------------------------------------------------------------------------------------------
 
-_DEFERRED = "DeferredToolPlaceholder"
-_SERVED_TOOLS = ("web_search_", "web_fetch_", "code_execution_")
+_DEFERRED_TOOL = "DeferredToolPlaceholder"
+_SERVER_TOOL_TYPES = ("web_search_", "web_fetch_", "code_execution_")
 
 
 class _AnthropicTools(RequestTools, frozen=True):
-    """The tools of a request. `served` says that there are some, and that the provider runs all of them."""
+    """The tools of a request. `at_provider`: there are some, and the provider runs all of them."""
 
-    served: bool = False
+    at_provider: bool = False
 
 
 def _read_tools(tools: Sequence[ToolParam]) -> _AnthropicTools:
     functions: list[dict[str, Any]] = []
     unsupported: list[str] = []
     for tool in tools:
-        if tool.name == _DEFERRED:
+        if tool.name == _DEFERRED_TOOL:
             continue
         if tool.input_schema is None:
             unsupported.append(
@@ -242,8 +244,8 @@ def _read_tools(tools: Sequence[ToolParam]) -> _AnthropicTools:
             if tool.type not in (None, "custom"):
                 continue  # A tool of the provider; one without a type must be the agent's.
         functions.append(function_tool(tool.name, tool.description, tool.input_schema))
-    served = bool(tools) and all((tool.type or "").startswith(_SERVED_TOOLS) for tool in tools)
-    return _AnthropicTools(functions, Raw(msgspec.json.encode(functions)), tuple(unsupported), served)
+    at_provider = bool(tools) and all((tool.type or "").startswith(_SERVER_TOOL_TYPES) for tool in tools)
+    return _AnthropicTools(functions, Raw(msgspec.json.encode(functions)), tuple(unsupported), at_provider)
 
 
 _tools = ToolCache(ToolParam, EXPECTED, _read_tools)
@@ -299,7 +301,7 @@ def _other_blocks(turn: int, role: str, content: Sequence[ContentBlock]) -> Iter
         elif image:
             yield Block(turn, role, "other", text, name=block.type, images=(image,))
         else:
-            source = block if text == _left_out(block) else None
+            source = block if text == _left_out_note(block) else None
             yield Block(turn, role, "other", text, name=block.type, source=source)
 
 
@@ -342,14 +344,14 @@ def render_block(block: ContentBlock) -> tuple[str, Part | None]:
     """Return what a model is shown for a block that is not an assistant's: a text, and the image in it."""
     if block.type == "image" and (url := _image_url(block)):
         return IMAGE, {"type": "image_url", "image_url": {"url": url}}
-    return _DESCRIBED.get(block.type, _left_out)(block), None
+    return _USER_BLOCK_TEXTS.get(block.type, _left_out_note)(block), None
 
 
 def served_text(block: ContentBlock) -> str | None:
     """Return what a model is shown of an assistant's block that is neither text, thinking nor a call of the
     agent's tools, such as one about a tool of Anthropic's servers; None if nothing is.
     """
-    describe = _TEXT_OF_BLOCK.get(block.type)
+    describe = _ASSISTANT_BLOCK_TEXTS.get(block.type)
     return None if describe is None else describe(block)
 
 
@@ -361,45 +363,52 @@ def _image_url(block: ContentBlock) -> str:
 def _document(block: ContentBlock) -> str:
     source = block.source if isinstance(block.source, ContentSource) else ContentSource()
     texts = [source.data] if source.type == "text" else [inner.text for inner in _contents(source.content)]
-    return TEXT_SEPARATOR.join(filter(None, [block.title, *texts])) if any(texts) else _left_out(block)
+    return TEXT_SEPARATOR.join(filter(None, [block.title, *texts])) if any(texts) else _left_out_note(block)
 
 
-def _left_out(block: ContentBlock) -> str:
+def _left_out_note(block: ContentBlock) -> str:
     return f"[{block.type} left out: the model cannot read it]"
 
 
-def _readable(block: ContentBlock) -> str:
+def _readable_text(block: ContentBlock) -> str:
     """Return the readable text of a search result, or of the result of a tool that Anthropic runs."""
     source = block.source if isinstance(block.source, str) else block.source.data if block.source else ""
     own = [block.title, source, block.url, block.text, block.stdout, block.stderr, block.error_code]
-    return TEXT_SEPARATOR.join(filter(None, [*own, *map(_readable, _contents(block.content))]))
+    return TEXT_SEPARATOR.join(filter(None, [*own, *map(_readable_text, _contents(block.content))]))
 
 
 def _served_call(block: ContentBlock) -> str:
     return f"[{block.name} {bytes(block.input).decode()}]"
 
 
-def _changed(block: ContentBlock) -> str:
+def _changed_tool(block: ContentBlock) -> str:
     tool = block.tool.definition or block.tool if block.tool else None
     return tool.name if tool else ""
 
 
-_DESCRIBED: dict[str, Callable[[ContentBlock], str]] = {
+_USER_BLOCK_TEXTS: dict[str, Callable[[ContentBlock], str]] = {
     "text": lambda block: block.text,
     "document": _document,
-    "search_result": _readable,
+    "search_result": _readable_text,
     "tool_reference": lambda block: f"[tool {block.tool_name}]",
-    "tool_addition": lambda block: f"[tool {_changed(block)} can be used from here on]",
-    "tool_removal": lambda block: f"[tool {_changed(block)} can no longer be used]",
+    "tool_addition": lambda block: f"[tool {_changed_tool(block)} can be used from here on]",
+    "tool_removal": lambda block: f"[tool {_changed_tool(block)} can no longer be used]",
 }
 
 # What a model is shown of an assistant's turn besides text and calls. Tools of Anthropic's servers, from a turn
 # that Claude answered, are shown as text: no chat template has a place for a call and its result in one turn.
 # Thoughts that cannot be read are left out.
-_SERVED = ("web_search", "web_fetch", "code_execution", "bash_code_execution", "text_editor_code_execution", "mcp")
-_TEXT_OF_BLOCK: dict[str, Callable[[ContentBlock], str]] = {
-    "compaction": _readable,
+_SERVER_TOOLS = (
+    "web_search",
+    "web_fetch",
+    "code_execution",
+    "bash_code_execution",
+    "text_editor_code_execution",
+    "mcp",
+)
+_ASSISTANT_BLOCK_TEXTS: dict[str, Callable[[ContentBlock], str]] = {
+    "compaction": _readable_text,
     "server_tool_use": _served_call,
     "mcp_tool_use": _served_call,
-    **dict.fromkeys((f"{name}_tool_result" for name in _SERVED), _readable),
+    **dict.fromkeys((f"{name}_tool_result" for name in _SERVER_TOOLS), _readable_text),
 }

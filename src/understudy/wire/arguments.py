@@ -16,7 +16,7 @@ from msgspec import Struct
 UNPARSED_INPUT = "__unparsedToolInput"
 """The key under which Claude Code keeps the text of a tool call that is no JSON object."""
 
-_FREEFORM = "input"
+_FREEFORM_PARAMETER = "input"
 
 
 class _Unparsed(Struct):
@@ -129,8 +129,10 @@ def _double(value: object) -> float | None:
 
 FREEFORM_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "properties": {_FREEFORM: {"type": "string", "description": "The whole input of the tool, as plain text."}},
-    "required": [_FREEFORM],
+    "properties": {
+        _FREEFORM_PARAMETER: {"type": "string", "description": "The whole input of the tool, as plain text."}
+    },
+    "required": [_FREEFORM_PARAMETER],
     "additionalProperties": False,
 }
 """The parameters of the function that represents a tool which takes plain text."""
@@ -138,13 +140,13 @@ FREEFORM_SCHEMA: dict[str, Any] = {
 
 def freeform_input(arguments: str) -> str:
     """Return the plain text that a model passed to such a tool: its only parameter, or the whole text."""
-    text = (parse_object(arguments) or {}).get(_FREEFORM)
+    text = (parse_object(arguments) or {}).get(_FREEFORM_PARAMETER)
     return text if isinstance(text, str) else arguments
 
 
 def freeform_arguments(text: str) -> str:
     """Return plain text as JSON arguments: servers refuse a call whose arguments are not JSON."""
-    return msgspec.json.encode({_FREEFORM: text}).decode()
+    return msgspec.json.encode({_FREEFORM_PARAMETER: text}).decode()
 
 
 def upstream_freeform(sampled: str | None, echoed: str) -> str:

@@ -31,7 +31,7 @@ from understudy.wire.dialect import (
 )
 from understudy.wire.errors import Fault
 from understudy.wire.model import Block, Delta, Generation, ending
-from understudy.wire.openai import OpenAIDialect, Refused, refuse_fields
+from understudy.wire.openai import OpenAIDialect, RefusedFields, refuse_fields
 
 STREAM_END = b"data: [DONE]\n\n"
 
@@ -65,8 +65,8 @@ class _WrittenCompletion(Struct):
     usage: dict[str, Any] | UnsetType = UNSET
 
 
-_COMPLETION = msgspec.json.Decoder(_WrittenCompletion)
-_READ = msgspec.json.Decoder(_ReadCompletion)
+_WRITTEN_RESPONSE = msgspec.json.Decoder(_WrittenCompletion)
+_RESPONSE = msgspec.json.Decoder(_ReadCompletion)
 
 
 def read_response(body: bytes) -> tuple[Block, ...] | None:
@@ -75,7 +75,7 @@ def read_response(body: bytes) -> tuple[Block, ...] | None:
 
     Raises the exceptions in UNREADABLE.
     """
-    choices = decoded(_READ.decode, body).choices
+    choices = decoded(_RESPONSE.decode, body).choices
     if not choices or choices[0].message.role != "assistant":
         return None
     return tuple(read_message(choices[0].message))
@@ -122,7 +122,7 @@ def event(data: object) -> bytes:
 
 def to_events(body: bytes) -> bytes:
     """Return one of our completions as the event stream from which a client assembles the same one."""
-    completion = _COMPLETION.decode(body)
+    completion = _WRITTEN_RESPONSE.decode(body)
     chunks = _Chunks(completion.id, completion.model, completion.created, completion.usage is not UNSET)
     message = completion.choices[0].message
     events = chunks.begin()
@@ -185,9 +185,11 @@ class ChatWriter(StreamWriter):
             case "tool":
                 self._ids.append(self._session.tool_id(delta.id))
                 call_head = {"id": self._ids[-1], "type": "function"}
-                events += self._tool(delta.index, call_head | {"function": {"name": delta.name, "arguments": ""}})
+                events += self._tool_chunk(
+                    delta.index, call_head | {"function": {"name": delta.name, "arguments": ""}}
+                )
             case "arguments":
-                events += self._tool(delta.index, {"function": {"arguments": delta.text}})
+                events += self._tool_chunk(delta.index, {"function": {"arguments": delta.text}})
         return events
 
     def whole(self, generation: Generation) -> DialectResponse:
@@ -225,15 +227,15 @@ class ChatWriter(StreamWriter):
         message = self.whole(generation)
         if not self._started:
             return message, to_events(message.body)
-        return message, self._chunks.end(_COMPLETION.decode(message.body))
+        return message, self._chunks.end(_WRITTEN_RESPONSE.decode(message.body))
 
-    def _tool(self, index: int, call: dict[str, Any]) -> bytes:
+    def _tool_chunk(self, index: int, call: dict[str, Any]) -> bytes:
         return self._chunks.event({"tool_calls": [{"index": index, **call}]})
 
 
 # --- the dialect ----------------------------------------------------------------------------------------
 
-_PASSED = (
+_PASSED_PARAMETERS = (
     "temperature",
     "top_p",
     "top_k",
@@ -246,14 +248,16 @@ _PASSED = (
     "min_tokens",
     "reasoning_effort",
 )
-_ONE_RESPONSE = "unsupported, expected 1, as a request gets one response; for more samples send it several times"
-_TEXT_ONLY = "unsupported: models answer with text only; leave it out"
-_REFUSED: Refused = {
-    "n": ((1,), _ONE_RESPONSE),
-    "best_of": ((1,), _ONE_RESPONSE),
+_ONE_RESPONSE_ERROR = (
+    "unsupported, expected 1, as a request gets one response; for more samples send it several times"
+)
+_TEXT_ONLY_ERROR = "unsupported: models answer with text only; leave it out"
+_REFUSED_FIELDS: RefusedFields = {
+    "n": ((1,), _ONE_RESPONSE_ERROR),
+    "best_of": ((1,), _ONE_RESPONSE_ERROR),
     "top_logprobs": ((0,), "unsupported, expected 0: only logprobs of sampled tokens are known; leave it out"),
-    "modalities": ((["text"],), _TEXT_ONLY),
-    "audio": ((), _TEXT_ONLY),
+    "modalities": ((["text"],), _TEXT_ONLY_ERROR),
+    "audio": ((), _TEXT_ONLY_ERROR),
     "functions": (([],), "this older form is unsupported; send `tools`"),
     "function_call": (("auto", "none"), "this older form is unsupported; send `tool_choice`"),
     "web_search_options": ((), "unsupported: no tools run at the server; leave it out"),
@@ -273,7 +277,7 @@ class OpenAIChat(OpenAIDialect):
 
     def parse(self, body: bytes, session: WireSession, branch: Branch, target: str = "") -> ChatDialectRequest:
         request = decode_request(body)
-        refuse_fields(request, _REFUSED)
+        refuse_fields(request, _REFUSED_FIELDS)
         conversation, tool_choice = read_conversation(request)
         format_, template, options = request.response_format, request.chat_template_kwargs, request.stream_options
         chat = chat_request(
@@ -303,7 +307,7 @@ class OpenAIChat(OpenAIDialect):
 
 def _sampling(request: CompletionRequest) -> dict[str, Any]:
     limit = request.max_completion_tokens
-    sampling: dict[str, Any] = {name: getattr(request, name) for name in _PASSED}
+    sampling: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_PARAMETERS}
     sampling["max_tokens"] = request.max_tokens if limit is None else limit
     sampling["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop or None
     return sampling

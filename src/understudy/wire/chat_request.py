@@ -164,7 +164,9 @@ def _read_stored(request: ChatBody, instructions: tuple[str, ...] = ()) -> Conve
     conversation, _ = read_conversation(request)
     if instructions:
         conversation = msgspec.structs.replace(conversation, instructions=instructions)
-    return as_stored(conversation, bytes(request.tools), forced=isinstance(request.tool_choice, ChatToolChoice))
+    return as_stored(
+        conversation, bytes(request.tools), tool_is_forced=isinstance(request.tool_choice, ChatToolChoice)
+    )
 
 
 def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
@@ -222,11 +224,11 @@ def _choose(
         return allowed, choice.allowed_tools.mode, ()
     if choice.type == "function" and choice.function:
         return tools.functions, {"type": "function", "function": {"name": choice.function.name}}, ()
-    why = (
+    problem = (
         f"tool_choice.type: unsupported value {choice.type!r}, expected function or allowed_tools; send one of "
         "these, or leave tool_choice out"
     )
-    return tools.functions, None, (why,)
+    return tools.functions, None, (problem,)
 
 
 # --- messages -------------------------------------------------------------------------------------------

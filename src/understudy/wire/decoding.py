@@ -62,10 +62,12 @@ def decoded(decode: Callable[[bytes], _T], body: bytes) -> _T:
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:
-        return decode(_ESCAPE.sub(lambda match: rb"\ufffd" if _is_half(match[0]) else match[0], body))
+        return decode(
+            _ESCAPE.sub(lambda match: rb"\ufffd" if _is_unpaired_surrogate(match[0]) else match[0], body)
+        )
 
 
-def _is_half(escape: bytes) -> bool:
+def _is_unpaired_surrogate(escape: bytes) -> bool:
     return len(escape) == len(rb"\ud800") and escape[2:3] in b"dD" and escape[3:4] in b"89abcdefABCDEF"
 
 
@@ -76,7 +78,7 @@ def canonical(value: Any) -> bytes:
 
 # --- tools ----------------------------------------------------------------------------------------------
 
-LISTS, LARGEST = 64, 256 << 10
+CACHED_LISTS, CACHED_LIST_BYTES = 64, 256 << 10
 """How many lists of tools are cached for a dialect, and of how many bytes each at most."""
 
 
@@ -118,9 +120,9 @@ class ToolCache(Generic[_T, _Tools]):
             tools = self._read(decode(b'{"tools":%b}' % sent, self._decoder, self._expected).tools or ())
         except InvalidRequest as error:
             return msgspec.structs.replace(self._none, unsupported=(str(error),))
-        if len(sent) <= LARGEST:
+        if len(sent) <= CACHED_LIST_BYTES:
             self._lists[len(sent)] = sent, tools
-            if len(self._lists) > LISTS:
+            if len(self._lists) > CACHED_LISTS:
                 del self._lists[next(iter(self._lists))]
         return tools
 

@@ -25,7 +25,7 @@ from understudy.wire.model import (
     ToolCall,
 )
 
-ID_LIMIT = 200
+ID_CHARACTERS = 200
 """How much of a session's or a subagent's id counts, in characters; agents send 36."""
 
 
@@ -38,7 +38,7 @@ class Branch(Struct, frozen=True):
 
 def header_id(value: bytes | None) -> str | None:
     """Return the id of a session or subagent from its header."""
-    return value[:ID_LIMIT].decode("latin-1") if value else None
+    return value[:ID_CHARACTERS].decode("latin-1") if value else None
 
 
 class WireSession(Protocol):
@@ -148,11 +148,11 @@ class StreamWriter(ABC):
         """
 
 
-class _AskedTokens(Struct):
+class _TokenLimit(Struct):
     max_tokens: int | None = None
 
 
-_TOKEN_LIMITS = msgspec.json.Decoder(_AskedTokens)
+_TOKEN_LIMIT = msgspec.json.Decoder(_TokenLimit)
 
 
 class Dialect(ABC):
@@ -177,12 +177,12 @@ class Dialect(ABC):
         """
         return ""
 
-    def asked_tokens(self, body: bytes) -> int | None:
+    def requested_max_tokens(self, body: bytes) -> int | None:
         """Return the maximum number of completion tokens that a request asks for; None if it has none or is
         invalid.
         """
         try:
-            return _TOKEN_LIMITS.decode(body).max_tokens
+            return _TOKEN_LIMIT.decode(body).max_tokens
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return None
 

@@ -40,7 +40,7 @@ from understudy.wire.gemini_request import (
     read_request,
 )
 from understudy.wire.model import Block, Delta, Ending, Generation, ending
-from understudy.wire.openai import Refused, refuse_fields
+from understudy.wire.openai import RefusedFields, refuse_fields
 
 Method = Literal["generateContent", "streamGenerateContent", "countTokens"]
 
@@ -113,8 +113,8 @@ class _WrittenGemini(Struct, rename="camel"):
     response_id: str
 
 
-_READ = msgspec.json.Decoder(_ReadGemini)
-_WRITTEN = msgspec.json.Decoder(_WrittenGemini)
+_RESPONSE = msgspec.json.Decoder(_ReadGemini)
+_WRITTEN_RESPONSE = msgspec.json.Decoder(_WrittenGemini)
 
 
 def read_response(body: bytes) -> tuple[Block, ...] | None:
@@ -123,7 +123,7 @@ def read_response(body: bytes) -> tuple[Block, ...] | None:
 
     Raises the exceptions in UNREADABLE.
     """
-    candidates = decoded(_READ.decode, body).candidates
+    candidates = decoded(_RESPONSE.decode, body).candidates
     if not candidates or candidates[0].content is None:
         return None
     return tuple(read_candidate(candidates[0].content))
@@ -150,7 +150,7 @@ def _event(value: object) -> bytes:
 
 def to_events(body: bytes) -> bytes:
     """Return one of our responses as an event stream: one event for each text, then one that ends the stream."""
-    response = _WRITTEN.decode(body)
+    response = _WRITTEN_RESPONSE.decode(body)
     chunks = _GeminiChunks(response.model_version, response.response_id)
     candidate = response.candidates[0]
     texts, calls = _split_parts(candidate.content.parts)
@@ -236,20 +236,22 @@ def _text_part(kind: str, text: str) -> dict[str, Any]:
 
 # --- the dialect ----------------------------------------------------------------------------------------
 
-_CACHED = "unsupported; the gateway has no stored contents, send the complete conversation in `contents`"
-_REFUSED: Refused = {
-    "cached_content": (("",), _CACHED),
+_CACHED_CONTENT_ERROR = (
+    "unsupported; the gateway has no stored contents, send the complete conversation in `contents`"
+)
+_REFUSED_FIELDS: RefusedFields = {
+    "cached_content": (("",), _CACHED_CONTENT_ERROR),
     "snake_system": ((), "names in snake case are unsupported; send this field as `systemInstruction`"),
     "snake_tool_config": ((), "names in snake case are unsupported; send this field as `toolConfig`"),
     "snake_config": ((), "names in snake case are unsupported; send this field as `generationConfig`"),
     "snake_cached": ((), "names in snake case are unsupported; send this field as `cachedContent`"),
 }
-_TEXT_ONLY = "unsupported: models answer with text only; leave it out"
-_REFUSED_CONFIG: Refused = {
+_TEXT_ONLY_ERROR = "unsupported: models answer with text only; leave it out"
+_REFUSED_CONFIG_FIELDS: RefusedFields = {
     "candidate_count": ((1,), "unsupported, expected 1, as a request gets one response; send it several times"),
-    "response_modalities": ((["TEXT"], []), _TEXT_ONLY),
+    "response_modalities": ((["TEXT"], []), _TEXT_ONLY_ERROR),
     "response_logprobs": ((False,), "unsupported; leave it out"),
-    "speech_config": ((), _TEXT_ONLY),
+    "speech_config": ((), _TEXT_ONLY_ERROR),
 }
 # Status and name. Clients try again after 408, 429 and 5xx.
 _ERRORS: dict[FaultKind, tuple[int, str]] = {
@@ -264,7 +266,7 @@ _ERRORS: dict[FaultKind, tuple[int, str]] = {
     "overloaded": (503, "UNAVAILABLE"),
     "internal": (500, "INTERNAL"),
 }
-_FINAL = (400, "FAILED_PRECONDITION")
+_FINAL_ERROR = (400, "FAILED_PRECONDITION")
 """In place of a status after which clients would try again."""
 
 
@@ -293,7 +295,7 @@ class Gemini(Dialect):
     def parse(self, body: bytes, session: WireSession, branch: Branch, target: str = "") -> DialectRequest:
         parsed_target = _read_target(target)
         request = decode_request(body, count=parsed_target.method == "countTokens")
-        refuse_fields(request, _REFUSED)
+        refuse_fields(request, _REFUSED_FIELDS)
         try:
             return DialectRequest(
                 parsed_target.model, parsed_target.stream, _to_chat(parsed_target.model, request, session, branch)
@@ -306,7 +308,7 @@ class Gemini(Dialect):
                 "expected a JSON object in UTF-8: correct it"
             ) from error
 
-    def asked_tokens(self, body: bytes) -> int | None:
+    def requested_max_tokens(self, body: bytes) -> int | None:
         try:
             return decode_request(body).generation_config.max_output_tokens
         except InvalidRequest:
@@ -357,7 +359,7 @@ def _to_chat(model: str, request: GenerateContentRequest, session: WireSession, 
     parts.
     """
     config = request.generation_config
-    refuse_fields(config, _REFUSED_CONFIG)
+    refuse_fields(config, _REFUSED_CONFIG_FIELDS)
     conversation, tool_choice = read_conversation(request)
     thinking = config.thinking_config
     level = thinking.thinking_level if thinking else None
@@ -402,7 +404,7 @@ def _response_format(config: GenerationConfig) -> dict[str, Any] | None:
 
 def _error(fault: Fault) -> dict[str, Any]:
     """Return a fault as Google's error object."""
-    status, name = _FINAL if fault.final else _ERRORS[fault.kind]
+    status, name = _FINAL_ERROR if fault.final else _ERRORS[fault.kind]
     if fault.provider_error is not None:
         status, name = fault.provider_error.status, fault.provider_error.type
     message = fault.message

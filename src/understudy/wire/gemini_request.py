@@ -155,13 +155,13 @@ class CountTokensRequest(Struct, rename="camel"):
     contents: list[GeminiContent] = field(default_factory=list[GeminiContent])
     generate_content_request: GenerateContentRequest | None = None
 
-    def counted(self) -> GenerateContentRequest:
+    def counted_request(self) -> GenerateContentRequest:
         """Return the request whose prompt is to be counted."""
         return self.generate_content_request or GenerateContentRequest(self.contents)
 
 
 _REQUEST = msgspec.json.Decoder(GenerateContentRequest)
-_COUNT = msgspec.json.Decoder(CountTokensRequest)
+_COUNT_REQUEST = msgspec.json.Decoder(CountTokensRequest)
 _BODY = msgspec.json.Decoder(GeminiBody)
 _CONTENT = msgspec.json.Decoder(GeminiContent)
 
@@ -175,7 +175,7 @@ def decode_request(body: bytes, *, count: bool = False) -> GenerateContentReques
     Raises InvalidRequest, which says what is wrong and where.
     """
     if count:
-        return decode(body, _COUNT, "a Gemini countTokens request").counted()
+        return decode(body, _COUNT_REQUEST, "a Gemini countTokens request").counted_request()
     return decode(body, _REQUEST, EXPECTED)
 
 
@@ -216,8 +216,8 @@ def _read_stored(request: GeminiBody) -> Conversation:
         conversation,
         bytes(request.tools),
         agent_tools=bool(conversation.tools),
-        forced=isinstance(choice, dict),
-        formatted=config.response_schema is not None or config.response_json_schema is not None,
+        tool_is_forced=isinstance(choice, dict),
+        has_output_schema=config.response_schema is not None or config.response_json_schema is not None,
     )
 
 
@@ -242,7 +242,7 @@ def read_conversation(request: GeminiBody) -> tuple[Conversation, str | dict[str
 
 # --- tools ----------------------------------------------------------------------------------------------
 
-_AT_PROVIDER = tuple(name for name in GeminiTool.__struct_fields__ if name != "function_declarations")
+_PROVIDER_TOOL_FIELDS = tuple(name for name in GeminiTool.__struct_fields__ if name != "function_declarations")
 
 
 def _read_tools(tools: Sequence[GeminiTool]) -> RequestTools:
@@ -257,7 +257,7 @@ def _read_tools(tools: Sequence[GeminiTool]) -> RequestTools:
     unsupported: list[str] = []
     for index, tool in enumerate(tools):
         if tool.function_declarations is None and not functions:
-            names = [sent_name(tool, name) for name in _AT_PROVIDER if getattr(tool, name) is not None]
+            names = [sent_name(tool, name) for name in _PROVIDER_TOOL_FIELDS if getattr(tool, name) is not None]
             what = ", ".join(names) or "a tool of an unknown kind"
             unsupported.append(
                 f"tools[{index}]: unsupported: {what}, expected functionDeclarations; leave the tool out"
@@ -285,7 +285,7 @@ def _choose(
     return functions, {"ANY": "required", "NONE": "none"}.get(chosen.mode, "auto")
 
 
-_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_COUNT_KEYWORDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _SUBSCHEMAS = ("items", "additionalProperties")
 
 
@@ -300,7 +300,7 @@ def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
         if name == "type" and isinstance(value, str):
             if value != "TYPE_UNSPECIFIED":
                 converted["type"] = value.lower()
-        elif name in _COUNTS and isinstance(value, str) and value.isdigit():
+        elif name in _COUNT_KEYWORDS and isinstance(value, str) and value.isdigit():
             converted[name] = int(value)
         elif name == "properties" and isinstance(value, dict):
             properties = cast("dict[str, Any]", value)
@@ -323,7 +323,7 @@ def _subschema(value: Any) -> Any:
 # --- contents -------------------------------------------------------------------------------------------
 
 
-_NOTHING_READ = ReadingState()
+_INITIAL_STATE = ReadingState()
 
 
 class _GeminiReader:
@@ -334,7 +334,7 @@ class _GeminiReader:
     """
 
     def __init__(
-        self, unsupported: Sequence[str] = (), *, response: bool = False, state: ReadingState = _NOTHING_READ
+        self, unsupported: Sequence[str] = (), *, response: bool = False, state: ReadingState = _INITIAL_STATE
     ) -> None:
         self.instructions: list[str] = []
         self.blocks: list[Block] = []
@@ -344,7 +344,7 @@ class _GeminiReader:
         self._field = _CONTENTS
         self._role = ""
         self._turn = state.turn
-        self._equal: Counter[str] = Counter()  # calls of this turn without an id
+        self._equal_calls: Counter[str] = Counter()  # calls of this turn without an id
 
     def instruct(self, content: GeminiContent) -> None:
         """Read the system instruction."""
@@ -359,7 +359,7 @@ class _GeminiReader:
         role = "assistant" if content.role == "model" else "user"
         if role == "user" or self._role != role:
             self._turn += 1
-            self._equal.clear()
+            self._equal_calls.clear()
         self._role, before = role, len(self.blocks)
         for number, part in enumerate(content.parts or ()):
             self._field = f"{_CONTENTS}[{index}].parts[{number}]"
@@ -380,7 +380,7 @@ class _GeminiReader:
                 self._add("other", IMAGE, name="image", images=(image,))
         elif part.text is not None:
             self._text("thinking" if part.thought else "text", part.text)
-        elif part != _EMPTY:  # a part with only a signature has no content
+        elif part != _EMPTY_PART:  # a part with only a signature has no content
             (name,) = list(msgspec.to_builtins(part))[:1] or ["part"]
             self._refuse(
                 f"{name}: unsupported part, expected text, inlineData, functionCall or functionResponse; "
@@ -412,8 +412,8 @@ class _GeminiReader:
         """Return an id for a call that has none: always the same for the same call at the same place of a turn."""
         digest = blake2b(f"{name}\0{comparable_arguments(arguments)}".encode(errors="replace"), digest_size=9)
         call = digest.hexdigest()
-        self._equal[call] += 1
-        return f"call_{call}_{self._equal[call]}"
+        self._equal_calls[call] += 1
+        return f"call_{call}_{self._equal_calls[call]}"
 
     def _result(self, result: GeminiFunctionResponse) -> None:
         matching = (
@@ -448,11 +448,11 @@ class _GeminiReader:
     def _add(self, kind: BlockKind, text: str = "", **fields: Any) -> None:
         self.blocks.append(Block(self._turn, self._role, kind, text, **fields))
 
-    def _refuse(self, why: str) -> None:
-        self.unsupported.append(f"{self._field}: {why}")
+    def _refuse(self, problem: str) -> None:
+        self.unsupported.append(f"{self._field}: {problem}")
 
 
-_EMPTY = GeminiPart()
+_EMPTY_PART = GeminiPart()
 
 
 def _result_text(response: bytes) -> tuple[str, bool]:

@@ -101,10 +101,11 @@ class Conversation(Struct, frozen=True, gc=False):
     shared with other conversations, so never change them. `tools_json` is the same as JSON, if that is available.
     `unsupported` lists what no chat model can do: the gateway refuses such a request.
 
-    The other fields are set for stored calls only. `setting` is a digest of the system prompt and the tools as
-    they were sent. `has_tools` is true if there are tools that the agent itself runs, `forced` if the model must
-    call a certain tool, `formatted` if the response must match a JSON schema. `aside` is true if the prompt cache
-    ends before the last message, as for a side question after which the conversation does not continue.
+    The other fields are set for stored calls only. `prompt_digest` is a digest of the system prompt and the tools
+    as they were sent. `has_tools` is true if there are tools that the agent itself runs, `tool_is_forced` if the
+    model must call a certain tool, `has_output_schema` if the response must match a JSON schema.
+    `cache_ends_early` is true if the prompt cache ends before the last message, as for a side question after which
+    the conversation does not continue.
     """
 
     instructions: tuple[str, ...] = ()
@@ -112,11 +113,11 @@ class Conversation(Struct, frozen=True, gc=False):
     tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     tools_json: Raw | None = None
     unsupported: tuple[str, ...] = ()
-    setting: bytes = b""
+    prompt_digest: bytes = b""
     has_tools: bool = False
-    forced: bool = False
-    formatted: bool = False
-    aside: bool = False
+    tool_is_forced: bool = False
+    has_output_schema: bool = False
+    cache_ends_early: bool = False
 
     @property
     def system(self) -> str:
@@ -129,8 +130,8 @@ class ReadingState(Struct, frozen=True, gc=False):
 
     `messages` is their number, `turn` the number of the last turn (-1 before the first). `stage` is for the
     dialect's own use: how far that turn has been read. `open_calls` are the calls without a result, as (id, name),
-    for a dialect whose results may name only the tool. `instructions`, `unsupported` and `aside` are what these
-    messages add to a Conversation.
+    for a dialect whose results may name only the tool. `instructions`, `unsupported` and `cache_ends_early` are
+    what these messages add to a Conversation.
     """
 
     messages: int = 0
@@ -139,7 +140,7 @@ class ReadingState(Struct, frozen=True, gc=False):
     open_calls: tuple[tuple[str, str], ...] = ()
     instructions: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
-    aside: bool = False
+    cache_ends_early: bool = False
 
 
 def as_stored(
@@ -153,7 +154,7 @@ def as_stored(
     digest = blake2b(conversation.system.encode("utf-8", "surrogatepass"), digest_size=16)
     digest.update(b"\0" + tools)
     has_tools = agent_tools and tools not in (b"", b"[]", b"null")
-    return msgspec.structs.replace(conversation, setting=digest.digest(), has_tools=has_tools, **fields)
+    return msgspec.structs.replace(conversation, prompt_digest=digest.digest(), has_tools=has_tools, **fields)
 
 
 SYSTEM_SEPARATOR = "\n\n"

@@ -40,9 +40,9 @@ class OpenAIDialect(Dialect):
         """Return the branch by the headers that agents send: a subagent has a thread id of its own within the
         session (Codex), or a session that names its parent (OpenCode).
         """
-        session, thread = _first(headers, _SESSION_HEADERS), _first(headers, _THREAD_HEADERS)
+        session, thread = _first_id(headers, _SESSION_HEADERS), _first_id(headers, _THREAD_HEADERS)
         own = thread or session
-        main = _first(headers, (b"x-parent-session-id",)) or session or own
+        main = _first_id(headers, (b"x-parent-session-id",)) or session or own
         return Branch(session_id=main, agent_id=None if own == main else own)
 
     def models(self, names: Sequence[str]) -> bytes:
@@ -70,20 +70,20 @@ class OpenAIDialect(Dialect):
         return {"message": message, "type": type_, "param": None, "code": code}
 
 
-def _first(headers: Mapping[bytes, bytes], names: Sequence[bytes]) -> str | None:
+def _first_id(headers: Mapping[bytes, bytes], names: Sequence[bytes]) -> str | None:
     return next((id_ for name in names if (id_ := header_id(headers.get(name)))), None)
 
 
-Refused = Mapping[str, tuple[Sequence[object], str]]
+RefusedFields = Mapping[str, tuple[Sequence[object], str]]
 """Unsupported fields, by name: the values that have no effect, and the error for all others."""
 
 
-def refuse_fields(request: Struct, refused: Refused) -> None:
+def refuse_fields(request: Struct, fields: RefusedFields) -> None:
     """Raise InvalidRequest when a request has one of the fields with a value that would change something."""
-    for name, (harmless, why) in refused.items():
+    for name, (harmless, problem) in fields.items():
         value = getattr(request, name)
         if value is not None and value not in harmless:
-            raise InvalidRequest(f"{sent_name(request, name)}: {why}")
+            raise InvalidRequest(f"{sent_name(request, name)}: {problem}")
 
 
 def sent_name(request: Struct, name: str) -> str:
@@ -202,6 +202,6 @@ class OpenAIReader:
         """Add a block to the current turn."""
         self.blocks.append(Block(self._turn, role, kind, text, **fields))
 
-    def refuse(self, why: str) -> None:
-        """Note that the current message contains something that no chat model can do."""
-        self.unsupported.append(f"{self.field}[{self._index}].{why}")
+    def refuse(self, problem: str) -> None:
+        """Record that the current message contains something that no chat model can do."""
+        self.unsupported.append(f"{self.field}[{self._index}].{problem}")

@@ -22,7 +22,7 @@ from understudy.wire.dialect import (
 )
 from understudy.wire.errors import Fault
 from understudy.wire.model import Block, Delta, Generation, ToolCall, ending
-from understudy.wire.openai import OpenAIDialect, Refused, refuse_fields
+from understudy.wire.openai import OpenAIDialect, RefusedFields, refuse_fields
 from understudy.wire.responses_request import (
     EXPECTED,
     Item,
@@ -38,11 +38,11 @@ from understudy.wire.responses_request import (
 )
 
 Part = Literal["reasoning", "text"] | int
-"""A part of an answer: its reasoning, its text, or its tool call of that number."""
+"""A part of a response: its reasoning, its text, or its tool call of that number."""
 
 OutputItem = dict[str, Any]
 
-_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class ResponsesDialectRequest(DialectRequest, frozen=True):
@@ -56,7 +56,7 @@ class _ReadResponse(Struct):
     output: list[Item]
 
 
-_READ = msgspec.json.Decoder(_ReadResponse)
+_RESPONSE = msgspec.json.Decoder(_ReadResponse)
 _RATE_LIMIT_PAUSE_S = 3.0
 """The pause before a retry where the model server names none; Codex retries five times."""
 
@@ -65,15 +65,15 @@ def read_response(body: bytes) -> tuple[Block, ...] | None:
     """Return the blocks of a response, with tool calls as the model wrote them. Raises the exceptions in
     UNREADABLE.
     """
-    return tuple(read_items(decoded(_READ.decode, body).output))
+    return tuple(read_items(decoded(_RESPONSE.decode, body).output))
 
 
 def response_id(message_id: str) -> str:
     """Return the id of the response for a call's message id."""
-    return f"resp_{_bare(message_id)}"
+    return f"resp_{_bare_id(message_id)}"
 
 
-def _bare(message_id: str) -> str:
+def _bare_id(message_id: str) -> str:
     return message_id.removeprefix("msg_")
 
 
@@ -112,8 +112,11 @@ class EventBuilder:
 
     def open(self, index: int, item: OutputItem) -> bytes:
         """Return the events that start an item, still empty."""
-        nothing: dict[str, Any] = {"status": "in_progress", _FILLED[item["type"]]: [] if _part_of(item) else ""}
-        empty = item | nothing
+        empty_fields: dict[str, Any] = {
+            "status": "in_progress",
+            _TEXT_FIELDS[item["type"]]: [] if _part_of(item) else "",
+        }
+        empty = item | empty_fields
         events = self.event("response.output_item.added", {"output_index": index, "item": empty})
         if part := _part_of(item):
             at = {"item_id": item["id"], "output_index": index, "content_index": 0}
@@ -122,14 +125,14 @@ class EventBuilder:
 
     def add(self, index: int, item: OutputItem, text: str) -> bytes:
         """Return the event that adds to an item's text."""
-        return self.event(f"{_NAMES[item['type']]}.delta", _position(index, item) | {"delta": text})
+        return self.event(f"{_TEXT_EVENTS[item['type']]}.delta", _position(index, item) | {"delta": text})
 
     def close(self, index: int, item: OutputItem) -> bytes:
         """Return the events that complete an item."""
-        position, name = _position(index, item), _NAMES[item["type"]]
+        position, name = _position(index, item), _TEXT_EVENTS[item["type"]]
         if item["type"] == "function_call":
             position["name"] = item["name"]
-        events = self.event(f"{name}.done", position | {_DONE[item["type"]]: text_of(item)})
+        events = self.event(f"{name}.done", position | {_DONE_EVENT_FIELDS[item["type"]]: text_of(item)})
         if part := _part_of(item):
             at = {"item_id": item["id"], "output_index": index, "content_index": 0}
             events += self.event("response.content_part.done", at | {"part": part})
@@ -159,14 +162,24 @@ def _events(response: dict[str, Any]) -> Iterator[bytes]:
 
 # By the type of an item: the events of its text, the field that is empty at first, and the field of all text
 # in the event that ends it.
-_NAMES = {
+_TEXT_EVENTS = {
     "reasoning": "response.reasoning_text",
     "message": "response.output_text",
     "function_call": "response.function_call_arguments",
     "custom_tool_call": "response.custom_tool_call_input",
 }
-_FILLED = {"reasoning": "content", "message": "content", "function_call": "arguments", "custom_tool_call": "input"}
-_DONE = {"reasoning": "text", "message": "text", "function_call": "arguments", "custom_tool_call": "input"}
+_TEXT_FIELDS = {
+    "reasoning": "content",
+    "message": "content",
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+}
+_DONE_EVENT_FIELDS = {
+    "reasoning": "text",
+    "message": "text",
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+}
 
 
 def _part_of(item: OutputItem) -> dict[str, Any] | None:
@@ -178,7 +191,7 @@ def _part_of(item: OutputItem) -> dict[str, Any] | None:
 def text_of(item: OutputItem) -> str:
     """Return the text of an item: of a message or reasoning, or the arguments of a call."""
     part = _part_of(item)
-    return part["text"] if part else item[_FILLED[item["type"]]]
+    return part["text"] if part else item[_TEXT_FIELDS[item["type"]]]
 
 
 def _position(index: int, item: OutputItem) -> dict[str, Any]:
@@ -203,7 +216,7 @@ class ResponsesWriter(StreamWriter):
         self._created = int(time.time())
         self._events = EventBuilder()
         self._items: dict[Part, OutputItem] = {}
-        self._sent: dict[Part, int] = {}
+        self._sent_characters: dict[Part, int] = {}
         self._calls: list[ToolCall] = []
 
     def feed(self, delta: Delta) -> bytes:
@@ -216,7 +229,7 @@ class ResponsesWriter(StreamWriter):
             events += self._open(part)
         if delta.text and self._items[part]["type"] != "custom_tool_call":
             events += self._events.add(self._index(part), self._items[part], delta.text)
-            self._sent[part] += len(delta.text)
+            self._sent_characters[part] += len(delta.text)
         return events
 
     def whole(self, generation: Generation) -> DialectResponse:
@@ -225,7 +238,7 @@ class ResponsesWriter(StreamWriter):
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
         message, response = self._response(generation)
         tail = self._begin()
-        sent = list(self._sent.values())
+        sent = list(self._sent_characters.values())
         for index, item in enumerate(response["output"]):
             if index >= len(sent):
                 tail += self._events.open(index, item)
@@ -244,7 +257,7 @@ class ResponsesWriter(StreamWriter):
     def _open(self, part: Part) -> bytes:
         so_far = Generation(model="", text="", finish_reason="", tool_calls=tuple(self._calls))
         item = self._items[part] = self._item(part, so_far, "in_progress")
-        self._sent[part] = 0
+        self._sent_characters[part] = 0
         return self._events.open(self._index(part), item)
 
     def _frame(self) -> dict[str, Any]:
@@ -283,7 +296,7 @@ class ResponsesWriter(StreamWriter):
         stream.
         """
         self._complete_ids(generation)
-        incomplete = _INCOMPLETE.get(ending(generation))
+        incomplete = _INCOMPLETE_REASONS.get(ending(generation))
         status = "incomplete" if incomplete else "completed"
         parts: list[Part] = [*self._items]
         if generation.reasoning:
@@ -305,7 +318,7 @@ class ResponsesWriter(StreamWriter):
 
     def _item(self, part: Part, generation: Generation, status: str) -> OutputItem:
         """Return the output item for a part of the response."""
-        bare = _bare(self._message_id)
+        bare = _bare_id(self._message_id)
         match part:
             case "reasoning":
                 content = {"type": "reasoning_text", "text": generation.reasoning or ""}
@@ -330,10 +343,10 @@ class ResponsesWriter(StreamWriter):
 
 # --- the dialect ----------------------------------------------------------------------------------------
 
-_STATELESS = "unsupported; the gateway is stateless, send the complete conversation as `input`"
-_REFUSED: Refused = {
-    "previous_response_id": ((), _STATELESS),
-    "conversation": ((), _STATELESS),
+_STATELESS_ERROR = "unsupported; the gateway is stateless, send the complete conversation as `input`"
+_REFUSED_FIELDS: RefusedFields = {
+    "previous_response_id": ((), _STATELESS_ERROR),
+    "conversation": ((), _STATELESS_ERROR),
     "background": ((False,), "unsupported; the request itself gets the response, leave it out"),
     "prompt": ((), "unsupported; there are no stored prompts, send `instructions` and `input`"),
     "top_logprobs": ((0,), "unsupported, expected 0: only logprobs of sampled tokens are known; leave it out"),
@@ -355,7 +368,7 @@ class OpenAIResponses(OpenAIDialect):
         self, body: bytes, session: WireSession, branch: Branch, target: str = ""
     ) -> ResponsesDialectRequest:
         request = decode_request(body)
-        refuse_fields(request, _REFUSED)
+        refuse_fields(request, _REFUSED_FIELDS)
         conversation, tool_choice, toolbox = read_conversation(request)
         format_ = request.text.format if request.text else None
         sampling = {
@@ -374,7 +387,7 @@ class OpenAIResponses(OpenAIDialect):
             parallel_tool_calls=request.parallel_tool_calls if conversation.tools else None,
             response_format=_response_format(format_) if format_ else None,
         )
-        echo = {name: value for name in _ECHOED if (value := getattr(request, name)) is not None}
+        echo = {name: value for name in _REPEATED_FIELDS if (value := getattr(request, name)) is not None}
         if isinstance(request.tool_choice, str):
             echo["tool_choice"] = request.tool_choice
         return ResponsesDialectRequest(request.model, bool(request.stream), chat, toolbox.origins, echo)
@@ -405,7 +418,7 @@ class OpenAIResponses(OpenAIDialect):
         return EventBuilder().event("response.failed", {"response": response})
 
 
-_ECHOED = ("max_output_tokens", "parallel_tool_calls", "reasoning", "temperature", "top_p")
+_REPEATED_FIELDS = ("max_output_tokens", "parallel_tool_calls", "reasoning", "temperature", "top_p")
 """Fields that a response repeats from its request."""
 
 

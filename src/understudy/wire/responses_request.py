@@ -17,7 +17,7 @@ EXPECTED = "an OpenAI Responses request"
 
 # Tools that run at the provider, and the search for tools that were not sent. They are left out, because Codex
 # offers them in every request, and the model can work without them.
-_LEFT_OUT = frozenset(
+_LEFT_OUT_TOOL_TYPES = frozenset(
     {
         "code_interpreter",
         "file_search",
@@ -90,7 +90,7 @@ def _new_toolbox(tools: Sequence[ResponsesTool]) -> Toolbox:
     origins: dict[str, ToolOrigin] = {}
     unsupported: list[str] = []
     for tool, namespace in _without_namespaces(tools):
-        if tool.type in _LEFT_OUT:
+        if tool.type in _LEFT_OUT_TOOL_TYPES:
             continue
         if tool.type != "function" and tool.type != "custom":
             unsupported.append(
@@ -107,7 +107,7 @@ def _new_toolbox(tools: Sequence[ResponsesTool]) -> Toolbox:
             continue
         origins[name] = ToolOrigin(tool.type, tool.name, namespace)
         if tool.type == "custom":
-            functions.append(function_tool(name, _freeform(tool), FREEFORM_SCHEMA))
+            functions.append(function_tool(name, _freeform_description(tool), FREEFORM_SCHEMA))
         else:
             functions.append(function_tool(name, tool.description, tool.parameters, tool.strict))
     return Toolbox(functions, Raw(msgspec.json.encode(functions)), tuple(unsupported), tools, origins)
@@ -122,7 +122,7 @@ def _without_namespaces(tools: Iterable[ResponsesTool]) -> Iterator[tuple[Respon
             yield tool, None
 
 
-def _freeform(tool: ResponsesTool) -> str:
+def _freeform_description(tool: ResponsesTool) -> str:
     description = tool.description or ""
     if tool.format is None or tool.format.type != "grammar":
         return description
@@ -133,23 +133,23 @@ _tools = ToolCache(ResponsesTool, EXPECTED, _new_toolbox)
 
 
 def _choose(
-    box: Toolbox, choice: str | ResponsesToolChoice | None
+    toolbox: Toolbox, choice: str | ResponsesToolChoice | None
 ) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None, tuple[str, ...]]:
     """Return the functions to offer, the choice between them, and what in the choice is unsupported."""
     if isinstance(choice, ResponsesToolChoice):
         if choice.type == "allowed_tools":
             names = {flat_name(tool.name, tool.namespace) for tool in choice.tools}
-            allowed = [function for function in box.functions if function["function"]["name"] in names]
+            allowed = [function for function in toolbox.functions if function["function"]["name"] in names]
             return allowed, choice.mode if allowed else None, ()
         name = flat_name(choice.name, choice.namespace)
-        if name not in box.origins:
-            why = f"tool_choice: unknown tool {name or choice.type!r}, expected one of `tools`"
-            return box.functions, None, (why,)
-        return box.functions, {"type": "function", "function": {"name": name}}, ()
-    if choice == "required" and not box.functions:
-        why = "tool_choice: a tool is required, but `tools` has none that the client runs"
-        return box.functions, None, (why,)
-    return box.functions, choice if box.functions else None, ()
+        if name not in toolbox.origins:
+            problem = f"tool_choice: unknown tool {name or choice.type!r}, expected one of `tools`"
+            return toolbox.functions, None, (problem,)
+        return toolbox.functions, {"type": "function", "function": {"name": name}}, ()
+    if choice == "required" and not toolbox.functions:
+        problem = "tool_choice: a tool is required, but `tools` has none that the client runs"
+        return toolbox.functions, None, (problem,)
+    return toolbox.functions, choice if toolbox.functions else None, ()
 
 
 # --- calls ---------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def call_item(
 ) -> dict[str, Any]:
     """Return a tool call of the model as the output item that the client expects."""
     origin = origins.get(call.name) or ToolOrigin("function", call.name)
-    item: dict[str, Any] = {"id": f"{_PREFIX[origin.type]}{item_id}", "call_id": call_id, "name": origin.name}
+    item: dict[str, Any] = {"id": f"{_ID_PREFIXES[origin.type]}{item_id}", "call_id": call_id, "name": origin.name}
     if origin.namespace is not None:
         item["namespace"] = origin.namespace
     if origin.type == "custom":
@@ -168,7 +168,7 @@ def call_item(
     return {"type": "function_call", **item, "arguments": call.arguments, "status": status}
 
 
-_PREFIX = {"function": "fc_", "custom": "ctc_"}
+_ID_PREFIXES = {"function": "fc_", "custom": "ctc_"}
 
 
 # --- the schema -----------------------------------------------------------------------------------------
@@ -267,8 +267,8 @@ def _read_stored(request: ResponsesBody, instructions: tuple[str, ...] = ()) -> 
     if instructions:
         instructions = (*conversation.instructions, *instructions)
         conversation = msgspec.structs.replace(conversation, instructions=instructions)
-    forced = isinstance(request.tool_choice, ResponsesToolChoice)
-    return as_stored(conversation, bytes(request.tools), forced=forced)
+    tool_is_forced = isinstance(request.tool_choice, ResponsesToolChoice)
+    return as_stored(conversation, bytes(request.tools), tool_is_forced=tool_is_forced)
 
 
 def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
@@ -307,8 +307,8 @@ def read_conversation(request: ResponsesBody) -> tuple[Conversation, str | dict[
 
 # --- items ----------------------------------------------------------------------------------------------
 
-_CLOSED, _THOUGHT, _SPOKE, _CALLED = range(4)
-"""How far an assistant's turn has come: it is thinking, then text, then calls, each of which may be missing."""
+_NO_OPEN_TURN, _THINKING_STAGE, _TEXT_STAGE, _CALL_STAGE = range(4)
+"""What the open turn of an assistant had last: thinking, then text, then calls; each of them may be missing."""
 
 
 class _ResponsesReader(OpenAIReader):
@@ -331,7 +331,7 @@ class _ResponsesReader(OpenAIReader):
                 self._message(item)
             case "reasoning":
                 # The reasoning itself where there is any, else its summary; what is only encrypted cannot be read.
-                self._begin("assistant", _THOUGHT)
+                self._begin("assistant", _THINKING_STAGE)
                 self.add("assistant", "thinking", self.text(item.content) or self.text(item.summary))
             case "function_call":
                 arguments = item.arguments if isinstance(item.arguments, str) else ""
@@ -343,19 +343,20 @@ class _ResponsesReader(OpenAIReader):
                     self.refuse("call_id: missing, expected the id of the call that this output answers; add it")
                 self._begin("user")
                 self.add_result(item.call_id or "", item.output)
-            case hidden if hidden in _HIDDEN:
+            case hidden if hidden in _HIDDEN_ITEMS:
                 pass
             case unknown:
                 self.refuse(
-                    f"type: unsupported value {unknown!r}, expected one of {', '.join(_ITEMS)}; leave the item out"
+                    f"type: unsupported value {unknown!r}, expected one of {', '.join(_KNOWN_ITEMS)}; leave "
+                    "the item out"
                 )
                 role = "user" if unknown.endswith("_output") else "assistant"
-                self._begin(role, _CALLED if role == "assistant" else _CLOSED)
+                self._begin(role, _CALL_STAGE if role == "assistant" else _NO_OPEN_TURN)
                 self.add(role, "other", f"[{unknown}]", name=unknown, source=item)
 
     def _message(self, item: Item) -> None:
         if item.role == "assistant":
-            self._begin("assistant", _SPOKE)
+            self._begin("assistant", _TEXT_STAGE)
             self.add("assistant", "text", self.text(item.content))
         elif item.role == "user":
             self._begin("user")
@@ -370,22 +371,22 @@ class _ResponsesReader(OpenAIReader):
         if not item.call_id or not item.name:
             self.refuse("call_id or name: missing, expected both in a call; add what is missing")
         name = flat_name(item.name or "", item.namespace)
-        self._begin("assistant", _CALLED)
+        self._begin("assistant", _CALL_STAGE)
         self.add("assistant", "tool_use", id=item.call_id or "", name=name, arguments=arguments, freeform=freeform)
 
-    def _begin(self, role: str, stage: int = _CLOSED) -> None:
+    def _begin(self, role: str, stage: int = _NO_OPEN_TURN) -> None:
         """Begin a new turn, unless the item belongs to the assistant's turn that is open."""
-        goes_on = role == "assistant" and (self._stage < stage or self._stage == stage == _CALLED)
-        if not goes_on or self._stage == _CLOSED:
+        continues_turn = role == "assistant" and (self._stage < stage or self._stage == stage == _CALL_STAGE)
+        if not continues_turn or self._stage == _NO_OPEN_TURN:
             self._turn += 1
         self._stage = stage
 
 
 # Items that a model is shown nothing of. The calls among them were done by another provider's tools, whose results
 # are not in the items.
-_HIDDEN = ("additional_tools", "web_search_call", "image_generation_call")
-_MESSAGES = ("message", "reasoning", "function_call", "function_call_output")
-_ITEMS = (*_MESSAGES, "custom_tool_call", "custom_tool_call_output", *_HIDDEN)
+_HIDDEN_ITEMS = ("additional_tools", "web_search_call", "image_generation_call")
+_SHOWN_ITEMS = ("message", "reasoning", "function_call", "function_call_output")
+_KNOWN_ITEMS = (*_SHOWN_ITEMS, "custom_tool_call", "custom_tool_call_output", *_HIDDEN_ITEMS)
 
 
 def read_items(items: Sequence[Item]) -> list[Block]:

@@ -22,8 +22,8 @@ from understudy.wire.dialects import DIALECTS
 from understudy.wire.layout import lay_out
 from understudy.wire.model import Block, Conversation, Message, Part, ReadingState, ToolCall, image_url
 
-_TOGETHER = 64
-"""From how many blocks on the next message begins a part of a conversation of its own."""
+_PREFIX_BLOCKS = 64
+"""How many blocks a prefix may hold before the next message begins a new one."""
 NOT_SAMPLED: Mapping[str, ToolCall] = MappingProxyType({})
 _CUT_IMAGE = "cut_image"
 """The type of a part that no request has: an image without its data."""
@@ -37,7 +37,7 @@ def read_request(call: Call) -> Conversation:
             return dialect.read_request(call.request)
     except UNREADABLE:
         pass
-    return Conversation(setting=blake2b(call.request, digest_size=16).digest())
+    return Conversation(prompt_digest=blake2b(call.request, digest_size=16).digest())
 
 
 class CutText(Struct, frozen=True):
@@ -47,17 +47,19 @@ class CutText(Struct, frozen=True):
     digest: bytes
 
 
-def cut_block(block: Block, most: int) -> Block:
-    """Return a block with the text of a tool result cut to `most` characters, and the data of images left out.
+def cut_block(block: Block, max_characters: int) -> Block:
+    """Return a block with the text of a tool result cut to `max_characters`, and the data of images left out.
 
     Two cut blocks are equal only if the whole blocks were equal; see `CutText`.
     """
     if block.images:
         block = msgspec.structs.replace(block, images=tuple(map(_cut_image, block.images)))
-    if block.kind != "tool_result" or block.source is not None or len(block.text) <= most:
+    if block.kind != "tool_result" or block.source is not None or len(block.text) <= max_characters:
         return block
     digest = blake2b(block.text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    return msgspec.structs.replace(block, text=block.text[:most], source=CutText(len(block.text), digest))
+    return msgspec.structs.replace(
+        block, text=block.text[:max_characters], source=CutText(len(block.text), digest)
+    )
 
 
 def _cut_image(image: Part) -> Part:
@@ -90,24 +92,25 @@ class _Prefix(Struct, frozen=True, gc=False):
     before: int = 0
     blocks: tuple[Block, ...] = ()
 
-    def then(self, node: int, blocks: Sequence[Block], state: ReadingState) -> _Prefix:
+    def extended(self, node: int, blocks: Sequence[Block], state: ReadingState) -> _Prefix:
         """Return the prefix that ends with the next message, which is at `node`."""
-        goes_on = len(self.blocks) < _TOGETHER
-        return _Prefix(state, self.before if goes_on else node, (*(self.blocks if goes_on else ()), *blocks))
+        has_room = len(self.blocks) < _PREFIX_BLOCKS
+        return _Prefix(state, self.before if has_room else node, (*(self.blocks if has_room else ()), *blocks))
 
 
 class RequestReader:
     """Reads the requests of one attempt, which are stored as a tree of messages, and reads each message once.
 
-    Conversations that begin with the same messages share the objects of that beginning. With `most`, blocks are
-    cut (see `cut_block`). `characters` is an estimate of how many characters the reader holds.
+    `steps` is the tree: node → (the node before it, 0 for none; the number of the blob with its message).
+    Conversations that begin with the same messages share the objects of that beginning. With `max_characters`,
+    blocks are cut (see `cut_block`). `characters` is an estimate of how many characters the reader holds.
     """
 
-    def __init__(self, steps: Mapping[int, tuple[int, int]], most: int | None = None) -> None:
+    def __init__(self, steps: Mapping[int, tuple[int, int]], max_characters: int | None = None) -> None:
         self._steps = steps
-        self._most = most
+        self._max_characters = max_characters
         self._outers: dict[Hashable, Conversation] = {}
-        self._places: dict[tuple[str, int], _Prefix] = {}
+        self._prefixes: dict[tuple[str, int], _Prefix] = {}
         self._instructions: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.characters = 0
 
@@ -126,10 +129,10 @@ class RequestReader:
                 f"the stored call has the unknown dialect {dialect!r}; expected one of {', '.join(DIALECTS)}; "
                 "update understudy if a newer release wrote the store"
             )
-        reads = DIALECTS[dialect]
+        wire_dialect = DIALECTS[dialect]
         new: list[tuple[int, int]] = []
         at = node
-        while at and (dialect, at) not in self._places:
+        while at and (dialect, at) not in self._prefixes:
             before, blob = self._steps[at]
             if before >= at:
                 raise ValueError(
@@ -137,26 +140,30 @@ class RequestReader:
                 )
             new.append((at, blob))
             at = before
-        prefix = self._places[dialect, at] if at else _Prefix()
+        prefix = self._prefixes[dialect, at] if at else _Prefix()
         blocks = self._blocks(dialect, at)
         start = len(blocks)
-        places: dict[tuple[str, int], _Prefix] = {}
+        new_prefixes: dict[tuple[str, int], _Prefix] = {}
         for at, blob in reversed(new):
             if blob not in contents:
                 raise ValueError(
                     "a message of this request could not be read in an earlier call; read the request as a whole"
                 )
-            added, state = reads.read_next(prefix.state, contents[blob])
-            own = added if self._most is None else [cut_block(block, self._most) for block in added]
-            prefix = places[dialect, at] = prefix.then(self._steps[at][0], own, state)
-            blocks += own
-        conversation = self._outer(reads, outer_key, outer, prefix.state.instructions)
-        self._places.update(places)
-        self.characters += characters(blocks[start:])
+            added, state = wire_dialect.read_next(prefix.state, contents[blob])
+            added_blocks = (
+                added
+                if self._max_characters is None
+                else [cut_block(block, self._max_characters) for block in added]
+            )
+            prefix = new_prefixes[dialect, at] = prefix.extended(self._steps[at][0], added_blocks, state)
+            blocks += added_blocks
+        conversation = self._outer(wire_dialect, outer_key, outer, prefix.state.instructions)
+        self._prefixes.update(new_prefixes)
+        self.characters += estimated_characters(blocks[start:])
         return msgspec.structs.replace(
             conversation,
             blocks=tuple(blocks),
-            aside=prefix.state.aside,
+            cache_ends_early=prefix.state.cache_ends_early,
             unsupported=(*conversation.unsupported, *prefix.state.unsupported),
         )
 
@@ -165,27 +172,27 @@ class RequestReader:
     ) -> Conversation:
         key = (dialect.name, outer_key, instructions)
         if key not in self._outers:
-            self._outers[key] = self._with_one_prompt(dialect.read_outer(outer, instructions))
+            self._outers[key] = self._with_shared_instructions(dialect.read_outer(outer, instructions))
         return self._outers[key]
 
     def _blocks(self, dialect: str, node: int) -> list[Block]:
         """Return the blocks up to the end of a message that was read before."""
         parts: list[tuple[Block, ...]] = []
         while node:
-            prefix = self._places[dialect, node]
+            prefix = self._prefixes[dialect, node]
             parts.append(prefix.blocks)
             node = prefix.before
         return list(chain.from_iterable(reversed(parts)))
 
     def whole(self, call: Call) -> Conversation:
         """Return the conversation of a call from its complete request."""
-        conversation = self._with_one_prompt(read_request(call))
-        if self._most is None:
+        conversation = self._with_shared_instructions(read_request(call))
+        if self._max_characters is None:
             return conversation
-        blocks = tuple(cut_block(block, self._most) for block in conversation.blocks)
+        blocks = tuple(cut_block(block, self._max_characters) for block in conversation.blocks)
         return msgspec.structs.replace(conversation, blocks=blocks)
 
-    def _with_one_prompt(self, conversation: Conversation) -> Conversation:
+    def _with_shared_instructions(self, conversation: Conversation) -> Conversation:
         """Return the conversation; a system prompt equal to that of an earlier conversation becomes the same
         object.
         """
@@ -196,7 +203,7 @@ class RequestReader:
         return msgspec.structs.replace(conversation, instructions=self._instructions[instructions])
 
 
-def characters(blocks: Iterable[Block]) -> int:
+def estimated_characters(blocks: Iterable[Block]) -> int:
     """Estimate how many characters blocks hold; a short block counts as several hundred, for its object."""
     return sum(300 + len(block.text) + len(block.arguments) + len(block.fingerprint) for block in blocks)
 

@@ -9,7 +9,7 @@ import pytest
 from understudy.errors import GatewayError
 from understudy.gateway.keys import Keys
 from understudy.gateway.session import BRANCHES_LIMIT, GatewaySession
-from understudy.wire.dialect import ID_LIMIT, Branch
+from understudy.wire.dialect import ID_CHARACTERS, Branch
 from understudy.wire.dialects import DIALECTS
 
 
@@ -74,7 +74,7 @@ def test_session_ids_are_truncated_and_the_number_of_branches_is_limited() -> No
     headers[b"x-session-id"] = b"s" * 60_000
     for dialect in DIALECTS.values():
         branch = dialect.branch(headers)
-        assert branch.session_id == "s" * ID_LIMIT
+        assert branch.session_id == "s" * ID_CHARACTERS
     session = GatewaySession("a", {})
     main = session.conversation(Branch("s", None))
     for number in range(BRANCHES_LIMIT - 1):

@@ -223,8 +223,8 @@ def test_the_generation_config_becomes_sampling_parameters() -> None:
         "reasoning_effort": "high",
     }
     assert request.enable_thinking is False
-    assert GEMINI.asked_tokens(body(generationConfig={"maxOutputTokens": 7})) == 7
-    assert GEMINI.asked_tokens(b"{") is GEMINI.asked_tokens(body()) is None
+    assert GEMINI.requested_max_tokens(body(generationConfig={"maxOutputTokens": 7})) == 7
+    assert GEMINI.requested_max_tokens(b"{") is GEMINI.requested_max_tokens(body()) is None
 
 
 def test_gemini_schemas_become_json_schema() -> None:

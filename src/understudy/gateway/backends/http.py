@@ -307,7 +307,7 @@ class HttpClient:
                     pieces.append(piece)
 
                 await response.read(take, ANSWER_LIMIT)
-            return self._address.redact_answer(b"".join(pieces))
+            return self._address.redact_response(b"".join(pieces))
 
     async def stream(
         self,
@@ -425,7 +425,7 @@ class HttpClient:
         # Almost no server does: searching four events together costs a third of searching each.
         if self._address.may_have_secret([event.raw for event in events]):
             for number, event in enumerate(events):
-                raw = self._address.redact_answer(event.raw)
+                raw = self._address.redact_response(event.raw)
                 if raw is not event.raw:
                     events[number] = _event(raw)
         return events

@@ -170,7 +170,7 @@ class RelayedRequest:
 
     @property
     def max_tokens(self) -> int | None:
-        return self.agent_request.dialect.asked_tokens(self.agent_request.body)
+        return self.agent_request.dialect.requested_max_tokens(self.agent_request.body)
 
     async def generate(self, message_id: str, push: Push | None) -> Generation:
         answer = await self.server.relay(self._request, push)
