@@ -106,11 +106,11 @@ class AcpAgent:
         """Work on the job to its end or the job's wall-clock limit."""
         launch = self._packaged.launch(sandbox, job) if self._packaged else _launch(job)
         argv = [*self._packaged.program(sandbox), *self._argv[1:]] if self._packaged else self._argv
-        order = {"argv": argv, "prompt": job.instruction}
+        driver_input = {"argv": argv, "prompt": job.instruction}
         launch = msgspec.structs.replace(
             launch,
             arguments=("-c", _DRIVER.read_text(encoding="utf-8")),
-            stdin=msgspec.json.encode(order).decode(),
+            stdin=msgspec.json.encode(driver_input).decode(),
         )
         completed = await run_launched(sandbox, job, runtime_command(sandbox), launch)
         logs = {"stdout.txt": completed.stdout, "stderr.txt": completed.stderr}

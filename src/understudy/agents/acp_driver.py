@@ -3,7 +3,7 @@
 Reads one JSON object from stdin: `argv` (the agent) and `prompt`. The agent gets one session, in a mode in which
 it does not decide on permissions itself, one prompt, and every permission that it asks for. Each message that it
 sends is a line of stdout; the last line is an object whose `type` is `result`, with the `stopReason`, or `error`,
-with a `message`. What else it prints goes to stderr, as what it writes there itself.
+with a `message`. Its other output on stdout goes to stderr, where its own stderr goes too.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from typing import Any, cast
 VERSION = 1
 AUTH_REQUIRED = -32000
 METHOD_NOT_FOUND = -32601
-LINE_LIMIT = 256 << 20
-OUTPUT_LIMIT = 1 << 20
-END_S = 5.0
-ALLOWING = ("allow_always", "allow_once")
-UNASKED_MODES = ("bypasspermissions", "yolo", "fullaccess", "default")
-"""Modes of sessions by preference, in lower case without separators: all is allowed, or the client is asked.
+LINE_LIMIT_BYTES = 256 << 20
+OUTPUT_LIMIT_BYTES = 1 << 20
+END_TIMEOUT_S = 5.0
+ALLOW_OPTIONS = ("allow_always", "allow_once")
+PREFERRED_MODES = ("bypasspermissions", "yolo", "fullaccess", "default")
+"""Modes of sessions, the preferred one first, in lower case without separators.
 
-In others an agent asks a model whether a tool call is safe (Claude Code's and Qwen Code's `auto`), or refuses it.
+In them everything is allowed, or the client is asked. In others an agent asks a model whether a tool call is safe
+(Claude Code's and Qwen Code's `auto`), or refuses it.
 """
 
 
@@ -49,7 +50,7 @@ class AcpConnection:
         self._writer, self._reader = process.stdin, process.stdout
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._output_left = OUTPUT_LIMIT
+        self._output_left = OUTPUT_LIMIT_BYTES
         self.method = "initialize"
         """What was requested last."""
 
@@ -72,7 +73,7 @@ class AcpConnection:
             if isinstance(message, dict):
                 received = cast("dict[str, Any]", message)
                 write_line({"type": "message", "message": received})
-                await self._take(received)
+                await self._process_message(received)
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(AcpEnded(f"it ended before it responded to {self.method}"))
@@ -84,7 +85,7 @@ class AcpConnection:
         sys.stderr.write(content.decode(errors="replace"))
         sys.stderr.flush()
 
-    async def _take(self, message: dict[str, Any]) -> None:
+    async def _process_message(self, message: dict[str, Any]) -> None:
         if "method" not in message:
             future = self._waiting.pop(message.get("id", -1), None)
             if future is not None and not future.done():
@@ -96,7 +97,9 @@ class AcpConnection:
                     future.set_result(message.get("result"))
         elif "id" in message:
             if message["method"] == "session/request_permission":
-                await self._send({"id": message["id"], "result": {"outcome": allowed(message["params"])}})
+                await self._send(
+                    {"id": message["id"], "result": {"outcome": permission_outcome(message["params"])}}
+                )
             else:
                 error = {"code": METHOD_NOT_FOUND, "message": f"{message['method']}: not offered by this client"}
                 await self._send({"id": message["id"], "error": error})
@@ -106,19 +109,19 @@ class AcpConnection:
         await self._writer.drain()
 
 
-def unasked_mode(session: dict[str, Any]) -> str | None:
+def preferred_mode(session: dict[str, Any]) -> str | None:
     """Return the id of the mode to be set in a new session; None if it has no such mode, or is in it."""
     modes: dict[str, Any] = session.get("modes") or {}
     names: list[str] = [mode["id"] for mode in modes.get("availableModes", ())]
     ids = {"".join(filter(str.isalnum, name)).lower(): name for name in names}
-    chosen = next((ids[mode] for mode in UNASKED_MODES if mode in ids), None)
+    chosen = next((ids[mode] for mode in PREFERRED_MODES if mode in ids), None)
     return None if chosen == modes.get("currentModeId") else chosen
 
 
-def allowed(params: dict[str, Any]) -> dict[str, Any]:
+def permission_outcome(params: dict[str, Any]) -> dict[str, Any]:
     """Return the response to a permission request: allowed permanently if that is offered, otherwise once."""
     options = {option.get("kind"): option["optionId"] for option in params.get("options", ())}
-    chosen = next((options[kind] for kind in ALLOWING if kind in options), None)
+    chosen = next((options[kind] for kind in ALLOW_OPTIONS if kind in options), None)
     return {"outcome": "cancelled"} if chosen is None else {"outcome": "selected", "optionId": chosen}
 
 
@@ -133,9 +136,9 @@ async def converse(connection: AcpConnection, job: dict[str, Any]) -> str:
             f"the agent speaks version {agent.get('protocolVersion')} of the protocol, expected {VERSION}; "
             f"install an agent that supports version {VERSION} of the Agent Client Protocol"
         )
-    setting: dict[str, Any] = {"cwd": str(Path.cwd()), "mcpServers": []}
+    session_params: dict[str, Any] = {"cwd": str(Path.cwd()), "mcpServers": []}
     try:
-        session = await connection.request("session/new", setting)
+        session = await connection.request("session/new", session_params)
     except AcpError as error:
         if error.code != AUTH_REQUIRED:
             raise
@@ -147,8 +150,8 @@ async def converse(connection: AcpConnection, job: dict[str, Any]) -> str:
                 "from the environment; use an agent or a setting that reads one"
             ) from error
         await connection.request("authenticate", {"methodId": by_key})
-        session = await connection.request("session/new", setting)
-    if (mode := unasked_mode(session)) is not None:
+        session = await connection.request("session/new", session_params)
+    if (mode := preferred_mode(session)) is not None:
         await connection.request("session/set_mode", {"sessionId": session["sessionId"], "modeId": mode})
     prompt = [{"type": "text", "text": job["prompt"]}]
     result = await connection.request("session/prompt", {"sessionId": session["sessionId"], "prompt": prompt})
@@ -159,7 +162,7 @@ async def drive(job: dict[str, Any]) -> dict[str, Any]:
     """Run the agent; return the last line of the output."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *job["argv"], stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=LINE_LIMIT
+            *job["argv"], stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=LINE_LIMIT_BYTES
         )
     except OSError as error:
         return {
@@ -171,10 +174,10 @@ async def drive(job: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"type": "result", "stopReason": await converse(connection, job)}
     except (AcpEnded, ConnectionError):
-        how = await how_ended(process)
+        exit_text = await exit_description(process)
         return {
             "type": "error",
-            "message": f"it ended{how} before it responded to {connection.method}; its log shows why",
+            "message": f"it ended{exit_text} before it responded to {connection.method}; its log shows why",
         }
     except (AcpError, OSError) as error:
         return {"type": "error", "message": str(error)}
@@ -189,17 +192,17 @@ async def drive(job: dict[str, Any]) -> dict[str, Any]:
         assert process.stdin is not None
         process.stdin.close()
         try:
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(END_TIMEOUT_S):
                 await process.wait()
         except TimeoutError:
             process.kill()
         reading.cancel()
 
 
-async def how_ended(process: asyncio.subprocess.Process) -> str:
+async def exit_description(process: asyncio.subprocess.Process) -> str:
     """Return how a process ended whose output has ended; "" if it is still running."""
     try:
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(END_TIMEOUT_S):
             code = await process.wait()
     except TimeoutError:
         return ""

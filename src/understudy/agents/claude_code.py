@@ -83,7 +83,7 @@ class _Permissions(msgspec.Struct):
 
 
 class _Settings(msgspec.Struct):
-    """The settings that are read or checked here: Claude Code leaves out invalid ones without a word."""
+    """The settings that are read or checked here, as Claude Code ignores invalid ones without an error."""
 
     permissions: _Permissions = msgspec.field(default_factory=_Permissions)
 
@@ -93,7 +93,7 @@ class _McpProgram(msgspec.Struct):
 
 
 class _McpConfig(msgspec.Struct):
-    """MCP servers, as far as they are checked here: Claude Code leaves out invalid ones without a word."""
+    """The MCP servers, checked here, as Claude Code ignores invalid ones without an error."""
 
     mcpServers: dict[str, _McpProgram]
 
@@ -116,7 +116,7 @@ class _StreamEvent(msgspec.Struct):
     tools: list[Any] = msgspec.field(default_factory=list[Any])
 
 
-_OLD_NAMES = {"Task": "Agent"}
+_OLD_TOOL_NAMES = {"Task": "Agent"}
 """Names by which a session's first event still calls some tools."""
 
 
@@ -208,7 +208,7 @@ class ClaudeCode:
         have: without them it is another agent.
         """
         config_dir = f"{sandbox.home}/.claude"
-        # Only there it is said why an MCP server did not start.
+        # Only the debug log says why an MCP server did not start.
         needs_debug = self._debug or self._options.mcp_config
         debug_file = f"{sandbox.home}/.understudy-debug.txt" if needs_debug else ""
         await sandbox.write(f"{config_dir}/settings.json", orjson.dumps(_SETTINGS))
@@ -235,7 +235,7 @@ class ClaudeCode:
         _require_tools(events, self._options.tools)
         debug_log = await _debug_log(sandbox, debug_file, job.key) if debug_file else b""
         if self._options.mcp_config:
-            _require_started(events, debug_log)
+            _require_mcp_servers(events, debug_log)
         logs = {"stream.jsonl": completed.stdout, "stderr.txt": completed.stderr}
         session_id = next((event.session_id for event in events if event.session_id), "")
         logs.update(await session_logs(sandbox, f"{config_dir}/projects", session_id))
@@ -285,13 +285,13 @@ def _sdk_command(
         "settings": options.settings or None,
         "continue_conversation": job.resume,
     }
-    question = {
+    driver_input = {
         "prompt": job.instruction,
         "cli": sandbox.locate(_BINARY),
         "plans": mode == "plan",
         "options": sdk_options,
     }
-    return sdk_command(sandbox.locate(_PYTHON), sandbox.locate(_SDK)), orjson.dumps(question)
+    return sdk_command(sandbox.locate(_PYTHON), sandbox.locate(_SDK)), orjson.dumps(driver_input)
 
 
 _MODEL_VARIABLES = ("ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
@@ -317,7 +317,7 @@ def _permission_mode(settings: str) -> str:
         raise ConfigError(f"--settings: invalid permissions: {error}; see Claude Code's documentation") from error
 
 
-def _require_started(events: Iterable[_StreamEvent], debug_log: bytes) -> None:
+def _require_mcp_servers(events: Iterable[_StreamEvent], debug_log: bytes) -> None:
     """Raise AgentError unless all MCP servers of a run have started. Nothing is known of a run without events."""
     failed = {each.name for event in events for each in event.mcp_servers if each.status != "connected"}
     if failed:
@@ -339,15 +339,15 @@ def _tool_names(tools: str) -> tuple[str, ...]:
     return read_tool_names(tools, "Claude Code", tool_names(), names_of(recorded.tools if recorded else ()))
 
 
-def _require_tools(events: Iterable[_StreamEvent], asked: Sequence[str]) -> None:
+def _require_tools(events: Iterable[_StreamEvent], requested: Sequence[str]) -> None:
     """Raise AgentError if a session begins without some of the tools that were asked for.
 
     Some that it knows are offered only in some modes, or were in other versions. Nothing is known of a run without
     events.
     """
     for event in events:
-        offered = {_OLD_NAMES.get(name, name) for name in map(str, event.tools)}
-        missing = [name for name in asked if _OLD_NAMES.get(name, name) not in offered]
+        offered = {_OLD_TOOL_NAMES.get(name, name) for name in map(str, event.tools)}
+        missing = [name for name in requested if _OLD_TOOL_NAMES.get(name, name) not in offered]
         if event.subtype == "init" and missing:
             raise AgentError(
                 f"--tools: Claude Code {CLAUDE_CODE_VERSION} does not offer {', '.join(missing)} in this mode; it "
@@ -358,9 +358,9 @@ def _require_tools(events: Iterable[_StreamEvent], asked: Sequence[str]) -> None
 async def _put_skills(sandbox: Sandbox, directory: str, archive: bytes) -> None:
     """Unpack skills into a directory. Raises SandboxError."""
     unpack = ["sh", "-c", 'mkdir -p -- "$0" && exec tar -C "$0" -xf -', directory]
-    done = await sandbox.run(unpack, stdin=archive, timeout_s=60)
-    if done.exit_code != 0:
-        message = done.stderr.decode(errors="replace")[-500:]
+    completed = await sandbox.run(unpack, stdin=archive, timeout_s=60)
+    if completed.exit_code != 0:
+        message = completed.stderr.decode(errors="replace")[-500:]
         raise SandboxError(
             f"--skills: they could not be unpacked in the sandbox: {message}; check that its image has tar, and "
             "that its home has free space"
@@ -392,8 +392,9 @@ def _outcome_of(completed: Completed, events: Sequence[_StreamEvent]) -> tuple[A
     return "crashed", f"Claude Code reported {kind}: {message[:500]}"
 
 
-_NOT_IN_DIRECTORIES = re.compile(r"[^A-Za-z0-9]")
-_COLLECT = """cd "$0" && for directory in */; do
+# Characters of a working directory that the CLI replaces by "-" in the name of the directory with its logs.
+_REPLACED_IN_DIRECTORIES = re.compile(r"[^A-Za-z0-9]")
+_COLLECT_SCRIPT = """cd "$0" && for directory in */; do
     [ -e "$directory/$1.jsonl" ] && exec tar -C "$directory" --ignore-failed-read -cf - -- "$1.jsonl" "$1"
 done"""
 
@@ -409,7 +410,7 @@ async def session_logs(sandbox: Sandbox, projects: str, session_id: str) -> dict
     if (log := await _single_log(sandbox, projects, session_id)) is not None:
         return {f"session/{session_id}.jsonl": log}
     try:
-        archive = await sandbox.run(["sh", "-c", _COLLECT, projects, session_id], timeout_s=30)
+        archive = await sandbox.run(["sh", "-c", _COLLECT_SCRIPT, projects, session_id], timeout_s=30)
     except SandboxError:
         return {}
     return {f"session/{name}": content for name, content in tar_members(archive.stdout)}
@@ -420,7 +421,7 @@ async def _single_log(sandbox: Sandbox, projects: str, session_id: str) -> bytes
 
     Most sessions have no subagents, and reading a file starts no process.
     """
-    session = f"{projects}/{_NOT_IN_DIRECTORIES.sub('-', sandbox.workdir)}/{session_id}"
+    session = f"{projects}/{_REPLACED_IN_DIRECTORIES.sub('-', sandbox.workdir)}/{session_id}"
     try:
         log = await sandbox.read(f"{session}.jsonl")
     except (FileNotFoundError, SandboxError):

@@ -22,11 +22,11 @@ from understudy.agents.turn_log import LoggedTurn, read_turns
 from understudy.ingest.formats.codex import CodexFormat
 from understudy.sandbox.base import Completed, Sandbox
 
-MODEL = "gpt-5.5"
-"""The name by which Codex asks for a model that it does not know.
+SUBSTITUTE_MODEL = "gpt-5.5"
+"""The model that Codex is told to request in place of one that it does not know.
 
-Codex gives a model it does not know fewer tools, without the one that edits. The gateway answers any name with the
-run's model.
+Codex gives a model that it does not know fewer tools, without the one that edits. The gateway answers a request
+for any name with the run's model.
 """
 
 _FEATURES_OFF = (
@@ -44,7 +44,7 @@ class Codex(PackagedAgent):
     version: ClassVar[str | None] = AGENT_PACKAGES["codex"].version
     limits_turns: ClassVar[bool] = False
     log_directories: ClassVar[tuple[str, ...]] = (".codex/sessions",)
-    tools_missing: ClassVar[str] = "Codex chooses its tools by the model"
+    tools_unsupported: ClassVar[str] = "Codex chooses its tools by the model"
 
     def launch(self, sandbox: Sandbox, job: AgentJob) -> Launch:
         """See PackagedAgent."""
@@ -53,7 +53,7 @@ class Codex(PackagedAgent):
         files = {f"{home}/config.toml": _config(instructions if self._system_prompt else "")}
         if self._system_prompt:
             files[instructions] = self._system_prompt
-        model = job.model if job.model.startswith("gpt-") else MODEL
+        model = job.model if job.model.startswith("gpt-") else SUBSTITUTE_MODEL
         return Launch(
             arguments=(
                 "exec", *(("resume", "--last") if job.resume else ()), "--json", "--model", model,

@@ -27,7 +27,7 @@ from understudy.config import cache_dir
 from understudy.errors import ConfigError
 from understudy.util.files import locked, make_readable
 
-_NO_SUCH_VERSION = ("ETARGET", "E404")
+_MISSING_VERSION_CODES = ("ETARGET", "E404")
 """Codes of npm for a version or package that the registry lacks."""
 
 
@@ -120,16 +120,16 @@ def _npm_install(package: AgentPackage, root: Path) -> None:
             "pip install 'understudy[node]'"
         )
     lock = _lock_of_machine(package)
-    head = lock["packages"][""]
+    manifest = lock["packages"][""]
     if package.pinned:
         (root / "package-lock.json").write_text(json.dumps(lock), encoding="utf-8")
     else:
         locked_version = AGENT_PACKAGES[package.agent].version
         specs = {
-            name: spec.replace(locked_version, package.version) for name, spec in head["dependencies"].items()
+            name: spec.replace(locked_version, package.version) for name, spec in manifest["dependencies"].items()
         }
-        head = {**head, "dependencies": specs}
-    (root / "package.json").write_text(json.dumps(head), encoding="utf-8")
+        manifest = {**manifest, "dependencies": specs}
+    (root / "package.json").write_text(json.dumps(manifest), encoding="utf-8")
     # Packages contain complete programs, so no install script needs to run.
     command = [
         *npm,
@@ -147,7 +147,7 @@ def _npm_install(package: AgentPackage, root: Path) -> None:
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if not line.startswith("npm warn")]
         advice = "check the network connection"
-        if any(code in done.stderr for code in _NO_SUCH_VERSION):
+        if any(code in done.stderr for code in _MISSING_VERSION_CODES):
             advice = "give a version that npm has (npm view NAME versions)"
         raise ConfigError(
             f"npm could not download {package.title} {package.version} (exit code {done.returncode}); {advice}. "
@@ -167,5 +167,5 @@ def _lock_of_machine(package: AgentPackage) -> dict[str, Any]:
     directory = package.package_path("").as_posix()
     name = directory.removeprefix("node_modules/")
     own = {key: value for key, value in packages[directory].items() if key != "optional"}
-    head = {"name": root["name"], "dependencies": {name: root["optionalDependencies"][name]}}
-    return {**lock, "packages": {"": head, directory: own}}
+    manifest = {"name": root["name"], "dependencies": {name: root["optionalDependencies"][name]}}
+    return {**lock, "packages": {"": manifest, directory: own}}

@@ -16,7 +16,7 @@ from understudy.sandbox.base import Completed, Sandbox
 
 _DIRECTORY = ".mini-swe-agent"
 _TRAJECTORY = f"{_DIRECTORY}/run.traj.json"
-_ENDS = {
+_ORDINARY_ENDS = {
     "Submitted": AgentEnd("completed"),
     "LimitsExceeded": AgentEnd("max_turns"),
     "RepeatedFormatError": AgentEnd("completed"),
@@ -30,7 +30,7 @@ class MiniSweAgent(PackagedAgent):
     name: ClassVar[str] = "mini-swe-agent"
     version: ClassVar[str | None] = AGENT_PACKAGES["mini-swe-agent"].version
     log_directories: ClassVar[tuple[str, ...]] = (_TRAJECTORY,)
-    tools_missing: ClassVar[str] = "its only tool is the shell"
+    tools_unsupported: ClassVar[str] = "its only tool is the shell"
 
     def launch(self, sandbox: Sandbox, job: AgentJob) -> Launch:
         """See PackagedAgent."""
@@ -86,7 +86,7 @@ class MiniSweAgent(PackagedAgent):
             status = text_at(msgspec.json.decode(logs[f"session/{_TRAJECTORY}"]), "info", "exit_status")
         except (KeyError, ValueError, RecursionError):
             return self.crash(completed)
-        return _ENDS.get(status) or self.crash(completed, _last_error(logs) or status)
+        return _ORDINARY_ENDS.get(status) or self.crash(completed, _last_error(logs) or status)
 
 
 def _inputs(arguments: str) -> Any:

@@ -14,8 +14,8 @@ from understudy.agents.turn_log import LoggedTurn
 from understudy.sandbox.base import Completed, Sandbox
 
 _PROVIDER = "understudy"
-_CONTEXT, _OUTPUT = 1_000_000, 32_000
-"""What OpenCode is told of the model, in tokens: it compacts by the first and asks for the second."""
+_CONTEXT_TOKENS, _OUTPUT_TOKENS = 1_000_000, 32_000
+"""The limits of the model that OpenCode is told: it compacts by the first and requests the second as maximum."""
 
 
 _TOOLS = (
@@ -70,7 +70,11 @@ class OpenCode(PackagedAgent):
         if self._tools:
             agent["tools"] = {"*": False, **dict.fromkeys(self._tools, True)}
         models = {
-            name: {"name": name, "tool_call": True, "limit": {"context": _CONTEXT, "output": _OUTPUT}}
+            name: {
+                "name": name,
+                "tool_call": True,
+                "limit": {"context": _CONTEXT_TOKENS, "output": _OUTPUT_TOKENS},
+            }
             for name in (job.model, job.small_model)
         }
         return {

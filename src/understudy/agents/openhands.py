@@ -25,8 +25,8 @@ from understudy.ingest.formats.openhands import OpenHandsV1Format
 from understudy.sandbox.base import Completed, Sandbox
 
 _DRIVER = Path(__file__).with_name("openhands_driver.py")
-_LOGS = ".openhands/conversations"
-_ENV = {
+_LOG_DIRECTORY = ".openhands/conversations"
+_ENVIRONMENT = {
     "ALLOW_SHORT_CONTEXT_WINDOWS": "true",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_TELEMETRY": "False",
@@ -52,15 +52,15 @@ class OpenHands(PackagedAgent):
 
     name: ClassVar[str] = "openhands"
     version: ClassVar[str | None] = AGENT_PACKAGES["openhands"].version
-    log_directories: ClassVar[tuple[str, ...]] = (_LOGS,)
+    log_directories: ClassVar[tuple[str, ...]] = (_LOG_DIRECTORY,)
     tool_names: ClassVar[tuple[str, ...]] = (*TOOLS, *BUILT_IN_TOOLS)
 
     def launch(self, sandbox: Sandbox, job: AgentJob) -> Launch:
         """See PackagedAgent."""
-        order: dict[str, Any] = {
+        driver_input: dict[str, Any] = {
             "prompt": job.instruction,
             "workspace": sandbox.workdir,
-            "log": f"{sandbox.home}/{_LOGS}",
+            "log": f"{sandbox.home}/{_LOG_DIRECTORY}",
             "max_turns": job.max_turns,
             "system_prompt": self._system_prompt,
             "tools": self._tools,
@@ -80,9 +80,9 @@ class OpenHands(PackagedAgent):
         }
         return Launch(
             arguments=(f"{GATEWAY}/v1",),
-            env=_ENV,
+            env=_ENVIRONMENT,
             files={f"{sandbox.home}/.inputrc": _INPUTRC},
-            stdin=msgspec.json.encode(order).decode(),
+            stdin=msgspec.json.encode(driver_input).decode(),
         )
 
     def program(self, sandbox: Sandbox) -> list[str]:

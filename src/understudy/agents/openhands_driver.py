@@ -22,8 +22,8 @@ TOOLS = {
 }
 BUILT_IN_TOOLS = {"finish": "FinishTool", "think": "ThinkTool"}
 
-_TERMINAL = "openhands.tools.terminal.terminal.subprocess_terminal"
-_PROMPT = re.compile("\n###PS1END###\n(?:\x1b\\[[?0-9]*[hl])?\\Z")
+_TERMINAL_MODULE = "openhands.tools.terminal.terminal.subprocess_terminal"
+_END_OF_PROMPT = re.compile("\n###PS1END###\n(?:\x1b\\[[?0-9]*[hl])?\\Z")
 
 
 def reliable_terminal(terminal: Any) -> Any:
@@ -43,7 +43,7 @@ def reliable_terminal(terminal: Any) -> Any:
 
     def clear_screen(self: Any) -> None:
         # The prompt's last line feed may come after its marker, and would be taken for new output.
-        self._wait_for_output(_PROMPT, timeout=1.0)
+        self._wait_for_output(_END_OF_PROMPT, timeout=1.0)
         terminal.clear_screen(self)
 
     def add_text(self: Any, text: str) -> None:
@@ -67,7 +67,7 @@ def drive(job: dict[str, Any], address: str) -> dict[str, str]:
             # Otherwise tmux is used where the sandbox has it, and shells behave differently.
             params = {"terminal_type": "subprocess"} if name == "terminal" else {}
             if name == "terminal":
-                library: Any = importlib.import_module(_TERMINAL)
+                library: Any = importlib.import_module(_TERMINAL_MODULE)
                 library.SubprocessTerminal = reliable_terminal(library.SubprocessTerminal)
             tools.append(sdk.Tool(name=tool.name, params=params))
     gc.freeze()
@@ -105,7 +105,7 @@ def drive(job: dict[str, Any], address: str) -> dict[str, str]:
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     sys.path.insert(0, sys.argv[1])
     end = drive(json.load(sys.stdin), sys.argv[2])
     sys.stdout.write(json.dumps(end) + "\n")

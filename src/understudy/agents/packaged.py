@@ -26,14 +26,14 @@ from understudy.wire.decoding import UNREADABLE, decoded
 _AGENT = "/opt/understudy/agent"
 _PYTHON = "/opt/understudy/python"
 _NODE = "/opt/understudy/node"
-_TAIL = 500
+_TAIL_CHARACTERS = 500
 
 GATEWAY = "{gateway}"
 """Stands for the gateway's address in what `launcher.py` writes and runs."""
 
 
 class Launch(Struct, frozen=True, kw_only=True):
-    """The orders for `launcher.py`: see there. The command's program is not in `arguments`."""
+    """The input of `launcher.py`, which describes it; `arguments` are without the program of the command."""
 
     arguments: Sequence[str]
     env: Mapping[str, str]
@@ -52,7 +52,7 @@ class PackagedAgent(ABC):
     """An agent of `AGENT_PACKAGES` that is started by `launcher.py` and speaks to the gateway over TCP.
 
     `tools` are the only tools it has, separated by commas, and `system_prompt` stands in the place of its own.
-    Raises ConfigError where it has no such setting.
+    Raises ConfigError if it has no such setting.
     """
 
     name: ClassVar[str]
@@ -64,14 +64,16 @@ class PackagedAgent(ABC):
     """The directories of its logs, relative to the home."""
     logs_over_acp: ClassVar[bool] = False
     """Whether its log is the same if it is driven over the Agent Client Protocol."""
-    tools_missing: ClassVar[str] = ""
+    tools_unsupported: ClassVar[str] = ""
     """Why `tools` is unsupported; "" if it is supported."""
     tool_names: ClassVar[tuple[str, ...]] = ()
     """The tools that the pinned version can have without network."""
 
     def __init__(self, tools: str = "", system_prompt: str = "") -> None:
-        if tools and self.tools_missing:
-            raise ConfigError(f"--tools: unsupported by --agent {self.name}: {self.tools_missing}; leave it out")
+        if tools and self.tools_unsupported:
+            raise ConfigError(
+                f"--tools: unsupported by --agent {self.name}: {self.tools_unsupported}; leave it out"
+            )
         self.package: AgentPackage = AGENT_PACKAGES[self.name]
         self._tools = read_tool_names(tools, self.package.title, self.tool_names)
         self._system_prompt = system_prompt
@@ -110,7 +112,7 @@ class PackagedAgent(ABC):
         """Return the differences between its log and the calls."""
         turns = self.logged_turns(result.logs)
         cut_off = result.outcome in ("timeout", "crashed")
-        return [] if turns is None else compare_turns(turns, build(calls), cut_off=cut_off, must=self.must_log)
+        return [] if turns is None else compare_turns(turns, build(calls), cut_off=cut_off, must_log=self.must_log)
 
     def logged_turns(self, logs: Mapping[str, bytes]) -> Iterable[LoggedTurn] | None:
         """Return the responses in its own log, in order; None if they are not compared."""
@@ -132,8 +134,8 @@ class PackagedAgent(ABC):
 
     def crash(self, completed: Completed, reason: str = "") -> AgentEnd:
         """Return the end of a run that did not report one, with the end of stderr if there is no reason."""
-        tail = completed.stderr.decode(errors="replace").strip()[-_TAIL:] or "nothing on stderr"
-        reason = f"reported: {reason[:_TAIL]}" if reason else f"left no result: {tail}"
+        tail = completed.stderr.decode(errors="replace").strip()[-_TAIL_CHARACTERS:] or "nothing on stderr"
+        reason = f"reported: {reason[:_TAIL_CHARACTERS]}" if reason else f"left no result: {tail}"
         return AgentEnd("crashed", f"{self.package.title} ended with exit code {completed.exit_code} and {reason}")
 
     def program(self, sandbox: Sandbox) -> list[str]:
@@ -165,7 +167,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 async def run_launched(sandbox: Sandbox, job: AgentJob, program: Sequence[str], launch: Launch) -> Completed:
     """Run a program by `launcher.py`, to its end or the job's wall-clock limit. Raises SandboxError."""
-    order = {
+    launcher_input = {
         "socket": sandbox.locate(GATEWAY_SOCKET),
         "argv": [*program, *launch.arguments],
         "env": {**job.env, **launch.env},
@@ -173,7 +175,9 @@ async def run_launched(sandbox: Sandbox, job: AgentJob, program: Sequence[str], 
         "stdin": launch.stdin,
     }
     return await sandbox.run(
-        launcher_command(sandbox.locate(_PYTHON)), stdin=msgspec.json.encode(order), timeout_s=job.timeout_s
+        launcher_command(sandbox.locate(_PYTHON)),
+        stdin=msgspec.json.encode(launcher_input),
+        timeout_s=job.timeout_s,
     )
 
 

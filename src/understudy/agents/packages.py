@@ -82,11 +82,13 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
         """Return the path of the program, with the installation directory at `root`. Raises ConfigError for
         unsupported machines.
         """
-        return self.package_path(root) / self._filled(self.program)
+        return self.package_path(root) / self._for_machine(self.program)
 
     def package_path(self, root: str | Path) -> Path:
-        """Its package, where the directory is seen at `root`. Raises ConfigError for other machines."""
-        return Path(root) / self._filled(self.package)
+        """Return the path of its package, with the installation directory at `root`. Raises ConfigError for
+        unsupported machines.
+        """
+        return Path(root) / self._for_machine(self.package)
 
     def is_installed(self, cache: Path | None = None) -> bool:
         """Return whether it can be run, with the runtimes that it needs; False also if this user may not read the
@@ -143,8 +145,8 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
         try:
             if self.kind == "python":
                 name = self.distribution_names[0].replace("-", "_")
-                (about,) = self.package_path(directory).parent.glob(f"{name}-*.dist-info")
-                return about.name.removesuffix(".dist-info").rpartition("-")[2]
+                (metadata,) = self.package_path(directory).parent.glob(f"{name}-*.dist-info")
+                return metadata.name.removesuffix(".dist-info").rpartition("-")[2]
             manifest = json.loads((self.package_path(directory) / "package.json").read_bytes())
             return str(manifest["version"]).partition("-linux")[0]
         except (OSError, ValueError, KeyError):
@@ -154,7 +156,7 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
         paths = [node_path(cache)] if self.kind == "node" else []
         return [*paths, python_path(cache, self.requires_python)] if self.launched else paths
 
-    def _filled(self, path: str) -> str:
+    def _for_machine(self, path: str) -> str:
         machine = _ARCHITECTURES.get(platform.machine(), "")
         if self.unsupported:
             raise ConfigError(self.unsupported)

@@ -12,12 +12,12 @@ import os
 import sys
 import sysconfig
 
-_PREFIXES = ("installed_base", "base", "installed_platbase", "platbase")
+_PREFIX_VARIABLES = ("installed_base", "base", "installed_platbase", "platbase")
 
 
 def facts() -> dict[str, object]:
     """Return the facts of this Python."""
-    base: dict[str, str] = dict.fromkeys(_PREFIXES, sys.base_prefix)
+    base: dict[str, str] = dict.fromkeys(_PREFIX_VARIABLES, sys.base_prefix)
     return {
         "version": sys.version,
         "version_info": sys.version_info[:2],

@@ -22,11 +22,11 @@ from understudy.agents.turn_log import LoggedTurn, read_turns
 from understudy.ingest.formats.qwen_code import QwenCodeFormat
 from understudy.sandbox.base import Completed, Sandbox
 
-_TURNS_USED_UP = 53
+_TURN_LIMIT_EXIT_CODE = 53
 """The exit code of a session that has reached its turn limit."""
 
-_LOOP = "Loop detection halted the run"
-"""The beginning of its error where the model repeats itself: the model's fault, so its work is graded."""
+_LOOP_ERROR = "Loop detection halted the run"
+"""The beginning of its error when the model repeats itself. That is the model's fault, so its work is graded."""
 
 _OUTCOMES: dict[str, AgentOutcome] = {"success": "completed", "error_max_turns": "max_turns"}
 """The subtypes of its result that are an ordinary end."""
@@ -52,7 +52,7 @@ Otherwise Qwen Code would read `@word` in an instruction as a file name and put 
 its beginning as one of its own commands.
 """
 
-_NOT_CORE = (
+_OTHER_TOOLS = (
     "agent", "artifact", "ask_user_question", "display_image", "enter_plan_mode", "enter_worktree", "exec",
     "exit_plan_mode", "exit_worktree", "get_goal", "image_gen", "list_agents", "propose_goal", "record_artifact",
     "record_source", "report_findings", "request_shutdown", "send_message", "skill", "structured_output",
@@ -62,7 +62,7 @@ _NOT_CORE = (
 """Tools that are still offered when its option for core tools names others."""
 
 
-_CORE = (
+_CORE_TOOLS = (
     "create_sub_session", "cron_create", "cron_delete", "cron_list", "edit", "glob", "grep_search",
     "list_directory", "loop_wakeup", "lsp", "monitor", "notebook_edit", "read_file", "read_mcp_resource",
     "run_shell_command", "save_memory", "todo_write", "write_file", "zoom_image",
@@ -74,7 +74,7 @@ class QwenCode(PackagedAgent):
 
     name: ClassVar[str] = "qwen-code"
     version: ClassVar[str | None] = AGENT_PACKAGES["qwen-code"].version
-    tool_names: ClassVar[tuple[str, ...]] = (*_CORE, *_NOT_CORE)
+    tool_names: ClassVar[tuple[str, ...]] = (*_CORE_TOOLS, *_OTHER_TOOLS)
     log_directories: ClassVar[tuple[str, ...]] = (".qwen/projects",)
     logs_over_acp: ClassVar[bool] = True
 
@@ -88,7 +88,7 @@ class QwenCode(PackagedAgent):
             arguments += ["--core-tools", tool]
         settings = dict(_SETTINGS)
         if self._tools:
-            disabled = [name for name in _NOT_CORE if name not in self._tools]
+            disabled = [name for name in _OTHER_TOOLS if name not in self._tools]
             settings["tools"] = {**_SETTINGS["tools"], "disabled": disabled}
         return Launch(
             arguments=arguments,
@@ -113,7 +113,7 @@ class QwenCode(PackagedAgent):
     def end_of(self, completed: Completed, logs: Mapping[str, bytes]) -> AgentEnd:
         """See PackagedAgent: by its last `result` line."""
         results = [event for event in json_events(completed.stdout) if event.get("type") == "result"]
-        if completed.exit_code == _TURNS_USED_UP:
+        if completed.exit_code == _TURN_LIMIT_EXIT_CODE:
             return AgentEnd("max_turns")
         if not results:
             return self.crash(completed)
@@ -121,6 +121,6 @@ class QwenCode(PackagedAgent):
         if outcome == "max_turns" or (outcome and not results[-1].get("is_error")):
             return AgentEnd(outcome)
         reason = text_at(results[-1], "error", "message") or text_at(results[-1], "result") or "an error"
-        if reason.startswith(_LOOP):
+        if reason.startswith(_LOOP_ERROR):
             return AgentEnd("completed")
         return self.crash(completed, reason)

@@ -47,9 +47,9 @@ root=${0%/bin/node}
 UNDERSTUDY_NODE=$0 exec "$root/lib/loader" --inhibit-cache --library-path "$root/lib" "$root/node" \\
   --require "$root/exec_path.cjs" "$@"
 """
-_EXEC_PATH = "process.execPath = process.env.UNDERSTUDY_NODE;\n"
+_EXEC_PATH_SCRIPT = "process.execPath = process.env.UNDERSTUDY_NODE;\n"
 _TIMEOUT_S = 600
-_NOT_NEEDED = (
+_LEFT_OUT_OF_LIBRARY = (
     "__pycache__", "config-*", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages",
     "test", "tests", "tkinter", "turtledemo", "_test*.so", "_tkinter*.so", "_xx*.so", "xx*.so",
 )  # fmt: skip
@@ -60,8 +60,8 @@ OLDEST_PYTHON: PythonVersion = (3, 11)
 _NEWEST_MINOR = 20
 """Up to which 3.x an interpreter is looked for."""
 _FACTS_SCRIPT = Path(__file__).with_name("python_facts.py")
-_LIBRARY = re.compile(r"^\s*(?:(?P<name>\S+) => )?(?P<path>/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
-"""A line of ldd; the loader's has no arrow."""
+_LDD_LINE = re.compile(r"^\s*(?:(?P<name>\S+) => )?(?P<path>/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
+"""A line of the output of ldd; that of the loader has no arrow."""
 
 
 def runtime_problems() -> list[str]:
@@ -141,7 +141,7 @@ def python_path(cache: Path, requires: PythonVersion = OLDEST_PYTHON) -> Path:
 
 def node_path(cache: Path) -> Path:
     """Return the path of the pinned Node.js for sandboxes in the cache."""
-    key = digest(_NODE_PINS, *platform.libc_ver(), platform.machine(), _NODE_SCRIPT, _EXEC_PATH)
+    key = digest(_NODE_PINS, *platform.libc_ver(), platform.machine(), _NODE_SCRIPT, _EXEC_PATH_SCRIPT)
     return cache.absolute() / "runtimes" / f"node-{key}"
 
 
@@ -187,11 +187,11 @@ def launcher_command(root: str) -> list[str]:
     return python_command(root, f"{root}/launcher.py")
 
 
-def build_once(target: Path, what: str, build: Callable[[Path], None]) -> Path:
+def build_once(target: Path, description: str, build: Callable[[Path], None]) -> Path:
     """Return the directory `target`; `build` creates it if it is missing. Safe to call from several processes at
     once.
 
-    Raises ConfigError, which says that `what` could not be created, and why.
+    Raises ConfigError, which says that what is described could not be created, and why.
     """
     if target.exists():
         return target
@@ -207,8 +207,8 @@ def build_once(target: Path, what: str, build: Callable[[Path], None]) -> Path:
                     make_readable(staging)
                 except (OSError, subprocess.SubprocessError, shutil.Error, TaskError) as error:
                     raise ConfigError(
-                        f"{target}: {what} could not be created ({error}); it needs 500 MiB of disk space, and "
-                        "pip the package index: check these, then run the same command again"
+                        f"{target}: {description} could not be created ({error}); it needs 500 MiB of disk space, "
+                        "and pip the package index: check these, then run the same command again"
                     ) from error
                 staging.rename(target)
     return target
@@ -216,7 +216,7 @@ def build_once(target: Path, what: str, build: Callable[[Path], None]) -> Path:
 
 def install_wheels(site: Path, pins: str | Path, cache: Path, requires: PythonVersion = OLDEST_PYTHON) -> None:
     """Install pinned wheels, checked by their hashes, into `site`, for the Python that `requires` selects. Raises
-    OSError with pip's words, ConfigError when there is no such Python.
+    OSError with pip's error message, ConfigError when there is no such Python.
     """
     with tempfile.TemporaryDirectory() as temporary:
         if isinstance(pins, str):
@@ -228,9 +228,9 @@ def install_wheels(site: Path, pins: str | Path, cache: Path, requires: PythonVe
 def install_version(site: Path, requirement: str, cache: Path, requires: PythonVersion = OLDEST_PYTHON) -> None:
     """Install another version of a package over the one in `site`, without its dependencies. Raises OSError."""
     name = requirement.partition("==")[0]
-    # pip leaves what another version says of itself beside that of the new one.
-    for about in site.glob(f"{name.replace('-', '_')}-*.dist-info"):
-        shutil.rmtree(about)
+    # pip would leave the metadata of the other version beside that of the new one.
+    for metadata in site.glob(f"{name.replace('-', '_')}-*.dist-info"):
+        shutil.rmtree(metadata)
     run_tool(*_pip(site, cache, requires), "--upgrade", requirement)
 
 
@@ -256,7 +256,7 @@ def copy_libraries(root: Path, *programs: Path) -> str:
     """
     listed = run_tool("ldd", *programs, *root.rglob("*.so"), check=False)
     loader = ""
-    for match in _LIBRARY.finditer(listed):
+    for match in _LDD_LINE.finditer(listed):
         path = Path(match["path"])
         if match["name"] is None:
             loader = match["path"]
@@ -298,7 +298,7 @@ def _build_python(root: Path, python: Interpreter) -> None:
         shutil.copytree(
             source,
             root / "python" / Path(source).relative_to(python.prefix),
-            ignore=shutil.ignore_patterns(*_NOT_NEEDED),
+            ignore=shutil.ignore_patterns(*_LEFT_OUT_OF_LIBRARY),
             ignore_dangling_symlinks=True,
             dirs_exist_ok=True,
         )
@@ -315,7 +315,7 @@ def _build_node(root: Path, cache: Path) -> None:
     (root / "bin").mkdir()
     (root / "bin" / "node").write_text(_NODE_SCRIPT, encoding="utf-8")
     (root / "bin" / "node").chmod(0o755)
-    (root / "exec_path.cjs").write_text(_EXEC_PATH, encoding="utf-8")
+    (root / "exec_path.cjs").write_text(_EXEC_PATH_SCRIPT, encoding="utf-8")
     _copy_loader(copy_libraries(root, root / "node"), root)
 
 

@@ -19,12 +19,12 @@ from understudy.wire.anthropic import read_response
 from understudy.wire.decoding import decoded
 from understudy.wire.model import Block
 
-KIND = "session-log"
+FINDING_KIND = "session-log"
 FINDINGS_LIMIT = 20
 """The maximum number of findings of one attempt, because a hostile log could cause any number."""
 
 _EXCERPT_LENGTH = 120
-_SYNTHETIC = "<synthetic>"  # what the CLI writes itself in the assistant's name
+_SYNTHETIC_MODEL = "<synthetic>"  # what the CLI writes itself in the assistant's name
 _UNLOGGED_ROLES = ("compaction", "auxiliary")
 
 
@@ -45,9 +45,9 @@ class _LogLine(Struct):
     isApiErrorMessage: bool = False
 
 
-_line = msgspec.json.Decoder(_LogLine).decode
-_message = msgspec.json.Decoder(_LoggedMessage).decode
-_identified = msgspec.json.Decoder(_ResponseId).decode
+_decode_line = msgspec.json.Decoder(_LogLine).decode
+_decode_message = msgspec.json.Decoder(_LoggedMessage).decode
+_decode_id = msgspec.json.Decoder(_ResponseId).decode
 
 
 def compare_session_log(logs: Mapping[str, bytes], trajectory: Trajectory, *, cut_off: bool) -> list[Finding]:
@@ -61,7 +61,7 @@ def compare_session_log(logs: Mapping[str, bytes], trajectory: Trajectory, *, cu
     """
     findings = list(_findings(logs, trajectory, cut_off))
     if len(findings) > FINDINGS_LIMIT:
-        more = Finding(kind=KIND, message=f"and {len(findings) - FINDINGS_LIMIT + 1} more differences")
+        more = Finding(kind=FINDING_KIND, message=f"and {len(findings) - FINDINGS_LIMIT + 1} more differences")
         findings = [*findings[: FINDINGS_LIMIT - 1], more]
     return findings
 
@@ -73,14 +73,16 @@ def _findings(logs: Mapping[str, bytes], trajectory: Trajectory, cut_off: bool) 
     if not sessions:
         if answered_nodes:
             yield Finding(
-                kind=KIND, message=f"the agent left no session log of {len(answered_nodes)} answered calls"
+                kind=FINDING_KIND, message=f"the agent left no session log of {len(answered_nodes)} answered calls"
             )
         return
     logged: dict[str, list[Block]] = {}
     for name, content in sorted(sessions.items()):
-        messages, bad = _read(content, cut_off)
-        if bad:
-            yield Finding(kind=KIND, message=f"{name[:_EXCERPT_LENGTH]}: {bad} lines cannot be read")
+        messages, unreadable = _read(content, cut_off)
+        if unreadable:
+            yield Finding(
+                kind=FINDING_KIND, message=f"{name[:_EXCERPT_LENGTH]}: {unreadable} lines cannot be read"
+            )
         for key, blocks in messages.items():
             if len(blocks) > len(logged.get(key, ())):
                 logged[key] = blocks
@@ -90,17 +92,18 @@ def _findings(logs: Mapping[str, bytes], trajectory: Trajectory, cut_off: bool) 
     for key, blocks in logged.items():
         if key not in answers:
             yield Finding(
-                kind=KIND, message=f"the log has a response that no call has: message {key[:_EXCERPT_LENGTH]}"
+                kind=FINDING_KIND,
+                message=f"the log has a response that no call has: message {key[:_EXCERPT_LENGTH]}",
             )
             continue
         differences = {node.call.id: _difference(_response_blocks(node), blocks) for node in answers[key]}
         if all(differences.values()):
             call_id, difference = list(differences.items())[-1]
-            yield Finding(kind=KIND, message=str(difference), call_id=call_id)
+            yield Finding(kind=FINDING_KIND, message=str(difference), call_id=call_id)
     for node in answered_nodes:
         if _message_id(node) not in logged and not _may_be_missing(node, cut_off):
             message = f"the answer of call {node.call.sequence} is not in the log"
-            yield Finding(kind=KIND, message=message, call_id=node.call.id)
+            yield Finding(kind=FINDING_KIND, message=message, call_id=node.call.id)
 
 
 def _read(content: bytes, cut_off: bool) -> tuple[dict[str, list[Block]], int]:
@@ -110,34 +113,34 @@ def _read(content: bytes, cut_off: bool) -> tuple[dict[str, list[Block]], int]:
     """
     messages: dict[str, list[Block]] = {}
     seen: set[str] = set()
-    bad: list[int] = []
+    unreadable: list[int] = []
     lines = content.splitlines()
     for number, text in enumerate(lines):
         if not text.strip():
             continue
         try:
-            line = decoded(_line, text)
+            line = decoded(_decode_line, text)
             if line.type != "assistant" or line.isApiErrorMessage or line.uuid in seen:
                 continue
-            message = decoded(_message, bytes(line.message))
-            if message.model == _SYNTHETIC:
+            message = decoded(_decode_message, bytes(line.message))
+            if message.model == _SYNTHETIC_MODEL:
                 continue
             blocks = read_response(bytes(line.message)) or ()
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            bad.append(number)
+            unreadable.append(number)
             continue
         if line.uuid:
             seen.add(line.uuid)
         messages.setdefault(message.id, []).extend(blocks)
-    if cut_off and bad[-1:] == [len(lines) - 1]:
-        bad.pop()
-    return messages, len(bad)
+    if cut_off and unreadable[-1:] == [len(lines) - 1]:
+        unreadable.pop()
+    return messages, len(unreadable)
 
 
 def _message_id(node: Node) -> str:
     """Return the id of the answer in the CLI's log: the provider's own if its answers are passed on."""
     try:
-        return decoded(_identified, node.call.response).id
+        return decoded(_decode_id, node.call.response).id
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return ""
 
@@ -194,10 +197,10 @@ def _tool_calls(blocks: list[Block] | tuple[Block, ...]) -> list[Block]:
 def _same_inputs(response: str, logged: str) -> bool:
     """Return whether a tool call's arguments in the model's response equal those in the session log.
 
-    Ignored are defaults that the CLI adds, and differences that `_levelled` removes.
+    Ignored are defaults that the CLI adds, and differences that `_normalised` removes.
     """
     try:
-        one, other = _levelled(msgspec.json.decode(response)), _levelled(msgspec.json.decode(logged))
+        one, other = _normalised(msgspec.json.decode(response)), _normalised(msgspec.json.decode(logged))
     except msgspec.DecodeError:
         return True  # Arguments that are no JSON: what the CLI keeps of them, it writes in a form of its own.
     except (RecursionError, OverflowError):
@@ -208,12 +211,12 @@ def _same_inputs(response: str, logged: str) -> bool:
     return all(key in logged_inputs and logged_inputs[key] == value for key, value in response_inputs.items())
 
 
-def _levelled(value: Any) -> Any:
+def _normalised(value: Any) -> Any:
     """Return a JSON value with numbers as JavaScript writes them, and no white space at the ends of lines."""
     if isinstance(value, dict):
-        return {key: _levelled(item) for key, item in cast(dict[str, Any], value).items()}
+        return {key: _normalised(item) for key, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list):
-        return [_levelled(item) for item in cast(list[Any], value)]
+        return [_normalised(item) for item in cast(list[Any], value)]
     if isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     return _without_trailing_space(value) if isinstance(value, str) else value

@@ -15,7 +15,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
-from understudy.agents.session_log import FINDINGS_LIMIT, KIND
+from understudy.agents.session_log import FINDING_KIND, FINDINGS_LIMIT
 from understudy.ingest.formats.base import LogFormat
 from understudy.ingest.log_files import LogFile
 from understudy.trajectory.tree import Node, Trajectory
@@ -58,14 +58,14 @@ def compare_turns(
     trajectory: Trajectory,
     *,
     cut_off: bool,
-    must: Callable[[LoggedTurn], bool] = lambda _: True,
+    must_log: Callable[[LoggedTurn], bool] = lambda _: True,
 ) -> list[Finding]:
-    """How the logged turns differ from the answers of the calls; nothing when they agree.
+    """Return how the logged turns differ from the responses of the calls; empty if they agree.
 
-    Titles and the like are no part of it, nor are answers that hold nothing. Answers that the agent asked for
-    again may be in the log, and the gateway's last words, where a budget was used up. Some agents repair arguments
-    that are not JSON before they log them. Where it was `cut_off`, stopped or crashed, its last answers may be
-    missing. `must` says whether an answer has to be in the log.
+    Responses to requests for titles and summaries are not compared, nor are empty ones. A response whose request
+    was retried may be in the log, and so may the gateway's final response when a budget was used up. Some agents
+    repair arguments that are not JSON before they log them. `cut_off`: the agent was stopped or crashed, so its
+    last responses may be missing. `must_log` says whether a response has to be in the log.
     """
     filled = (turn for turn in logged if turn.text.strip() or turn.calls)
     # What a log has beyond the calls differs in any case: it is only counted, as comparing it could take minutes.
@@ -78,19 +78,21 @@ def compare_turns(
     for tag, first, last, low, high in matcher.get_opcodes():
         if tag == "equal" or (tag == "insert" and cut_off and high == len(answers)):
             continue
-        left, unmatched = turns[first:last], list[Node]()
+        unmatched_turns, unmatched_nodes = turns[first:last], list[Node]()
         for node in nodes[low:high]:
             answer = answered_turn(node)
-            if (repaired := next((turn for turn in left if _is_repaired(turn, answer)), None)) is not None:
-                left.remove(repaired)
-            elif node.call.status == "ok" and not node.superseded and must(answer):
-                unmatched.append(node)
-        for turn, node in zip_longest(left, unmatched):
+            if (
+                repaired := next((turn for turn in unmatched_turns if _is_repaired(turn, answer)), None)
+            ) is not None:
+                unmatched_turns.remove(repaired)
+            elif node.call.status == "ok" and not node.superseded and must_log(answer):
+                unmatched_nodes.append(node)
+        for turn, node in zip_longest(unmatched_turns, unmatched_nodes):
             findings.append(_finding(turn, node))
     if len(findings) + bool(more) > FINDINGS_LIMIT:
         more += len(findings) - FINDINGS_LIMIT + 1
         findings = findings[: FINDINGS_LIMIT - 1]
-    return [*findings, Finding(kind=KIND, message=f"and {more} more differences")] if more else findings
+    return [*findings, Finding(kind=FINDING_KIND, message=f"and {more} more differences")] if more else findings
 
 
 def _is_logged(node: Node) -> bool:
@@ -106,8 +108,9 @@ def _is_repaired(turn: LoggedTurn, answer: LoggedTurn) -> bool:
     if turn.text.strip() != answer.text.strip() or len(turn.calls) != len(answer.calls):
         return False
     return all(
-        name == other and (_sorted_arguments(logged) == _sorted_arguments(given) or parse_object(given) is None)
-        for (name, logged), (other, given) in zip(turn.calls, answer.calls, strict=True)
+        name == other
+        and (_sorted_arguments(logged) == _sorted_arguments(answered) or parse_object(answered) is None)
+        for (name, logged), (other, answered) in zip(turn.calls, answer.calls, strict=True)
     )
 
 
@@ -121,12 +124,14 @@ def answered_turn(node: Node) -> LoggedTurn:
 
 def _finding(turn: LoggedTurn | None, node: Node | None) -> Finding:
     if node is None:
-        return Finding(kind=KIND, message=f"the log has a response that no call has: {_short(turn)}")
+        return Finding(kind=FINDING_KIND, message=f"the log has a response that no call has: {_short(turn)}")
     call, answer = node.call, answered_turn(node)
     if turn is None:
-        return Finding(kind=KIND, message=f"the answer of call {call.sequence} is not in the log", call_id=call.id)
+        return Finding(
+            kind=FINDING_KIND, message=f"the answer of call {call.sequence} is not in the log", call_id=call.id
+        )
     what = f"the log has the answer of call {call.sequence} otherwise: {_short(turn)}, not {_short(answer)}"
-    return Finding(kind=KIND, message=what, call_id=call.id)
+    return Finding(kind=FINDING_KIND, message=what, call_id=call.id)
 
 
 def _sorted_arguments(arguments: str) -> str:

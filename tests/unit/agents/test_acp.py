@@ -74,10 +74,10 @@ LOGIN = """
 def driven(behaviour: str, directory: Path, prompt: str = "Mend it.") -> tuple[int, list[dict[str, Any]]]:
     """The exit code and the lines of the driver of an agent with this behaviour."""
     script = AGENT % behaviour.strip()
-    order = {"argv": [sys.executable, "-I", "-S", "-c", script], "prompt": prompt}
+    driver_input = {"argv": [sys.executable, "-I", "-S", "-c", script], "prompt": prompt}
     command = [sys.executable, "-I", "-S", acp_driver.__file__]
     done = subprocess.run(
-        command, input=json.dumps(order).encode(), stdout=subprocess.PIPE, cwd=directory, check=False
+        command, input=json.dumps(driver_input).encode(), stdout=subprocess.PIPE, cwd=directory, check=False
     )
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -143,21 +143,26 @@ def test_an_agent_that_does_not_keep_the_protocol_is_an_error(
 
 def test_what_an_agent_prints_beside_its_messages_goes_to_stderr(tmp_path: Path) -> None:
     script = "print('Please log in: run `x login`'); print('x' * 3_000_000); print('the end')"
-    order = json.dumps({"argv": [sys.executable, "-c", script], "prompt": "x"}).encode()
+    driver_input = json.dumps({"argv": [sys.executable, "-c", script], "prompt": "x"}).encode()
     command = [sys.executable, acp_driver.__file__]
-    done = subprocess.run(command, input=order, capture_output=True, cwd=tmp_path, check=False)
+    done = subprocess.run(command, input=driver_input, capture_output=True, cwd=tmp_path, check=False)
     assert json.loads(done.stdout)["message"] == (
         "it ended with exit code 0 before it responded to initialize; its log shows why"
     )
     assert (
-        done.stderr.startswith(b"Please log in: run `x login`\n") and len(done.stderr) == acp_driver.OUTPUT_LIMIT
+        done.stderr.startswith(b"Please log in: run `x login`\n")
+        and len(done.stderr) == acp_driver.OUTPUT_LIMIT_BYTES
     )
 
 
 def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    order = json.dumps({"argv": ["/no/such/program"], "prompt": "x"}).encode()
+    driver_input = json.dumps({"argv": ["/no/such/program"], "prompt": "x"}).encode()
     done = subprocess.run(
-        [sys.executable, acp_driver.__file__], input=order, stdout=subprocess.PIPE, cwd=tmp_path, check=False
+        [sys.executable, acp_driver.__file__],
+        input=driver_input,
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        check=False,
     )
     assert done.returncode == 1
     assert "could not be started" in json.loads(done.stdout)["message"]

@@ -12,7 +12,7 @@ from understudy.agents.claude_code import (
     ClaudeCode,
     _events,
     _outcome_of,
-    _require_started,
+    _require_mcp_servers,
     _require_tools,
     session_logs,
 )
@@ -113,7 +113,7 @@ def test_an_mcp_server_that_did_not_start_is_named_with_its_last_words():
     events = ended({"type": "system", "mcp_servers": [{"name": x, "status": x} for x in ("connected", "failed")]})
     log = b'1 [DEBUG] MCP server "failed": Starting\n2 [ERROR] MCP server "failed" Connection failed: gone\n'
     with pytest.raises(AgentError, match=r'start: failed; .*says: MCP server "failed" Connection failed: gone$'):
-        _require_started(_events(events.stdout), log)
+        _require_mcp_servers(_events(events.stdout), log)
 
 
 def test_tools_that_were_asked_for_and_are_not_offered_are_an_error():
