@@ -26,7 +26,7 @@ from understudy.sandbox.base import Completed, Sandboxes, SandboxLimits, Sandbox
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.materialise import extract, read_text
 
-_HINT = "unsupported in a local sandbox; use --sandbox docker"
+_UNSUPPORTED_HINT = "unsupported in a local sandbox; use --sandbox docker"
 
 
 class CopyStep(Struct, frozen=True):
@@ -78,7 +78,7 @@ def read_dockerfile(path: Path) -> DockerfileRecipe:
             if handler is None:
                 raise _UnsupportedInstruction(
                     f"unknown instruction {word.upper()}: expected one of {', '.join(_HANDLERS)}; others are "
-                    f"{_HINT}"
+                    f"{_UNSUPPORTED_HINT}"
                 )
             if not recipe.image and word.upper() != "FROM":
                 raise _UnsupportedInstruction(
@@ -122,7 +122,7 @@ def _instructions(text: str) -> list[tuple[int, str]]:
 def _from(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     arguments = [word for word in rest.split() if not word.startswith("--platform=")]
     if recipe.image:
-        raise _UnsupportedInstruction(f"a second FROM: multi-stage builds are {_HINT}")
+        raise _UnsupportedInstruction(f"a second FROM: multi-stage builds are {_UNSUPPORTED_HINT}")
     if not arguments or arguments[0].startswith("-") or "$" in arguments[0]:
         raise _UnsupportedInstruction(
             f"FROM {rest}: expected the name of an image, without variables or options but --platform; correct it"
@@ -148,7 +148,7 @@ def _env(recipe: DockerfileRecipe, line: int, rest: str) -> None:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in ("PATH", "HOME"):
             raise _UnsupportedInstruction(
                 f"ENV {name}: expected a name of letters, digits and _, other than PATH and HOME; others are "
-                f"{_HINT}"
+                f"{_UNSUPPORTED_HINT}"
             )
         recipe.env[name] = value
 
@@ -156,7 +156,7 @@ def _env(recipe: DockerfileRecipe, line: int, rest: str) -> None:
 def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     arguments = _json_arguments(rest) if rest.startswith("[") else _arguments(recipe, rest)
     if arguments and arguments[0].startswith("--"):
-        raise _UnsupportedInstruction(f"COPY {arguments[0]}: options are {_HINT}")
+        raise _UnsupportedInstruction(f"COPY {arguments[0]}: options are {_UNSUPPORTED_HINT}")
     *sources, target = arguments
     if not sources or any("<<" in source for source in sources):
         raise _UnsupportedInstruction(
@@ -164,7 +164,7 @@ def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
         )
     for source in sources:
         if re.match(r"[a-z][a-z0-9+.-]*://|git@", source):
-            raise _UnsupportedInstruction(f"{source}: URLs are {_HINT}, or copy a local file")
+            raise _UnsupportedInstruction(f"{source}: URLs are {_UNSUPPORTED_HINT}, or copy a local file")
         if ".." in source.split("/"):
             raise _UnsupportedInstruction(
                 f"{source}: is outside of the build context; copy it into the directory of the Dockerfile"
@@ -176,7 +176,9 @@ def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
 
 def _add(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     if re.search(r"\.(tar|tgz|tbz2?|txz|zip|gz|bz2|xz|zst)\b", rest):
-        raise _UnsupportedInstruction(f"ADD {rest}: archives are {_HINT}; or unpack it beforehand and use COPY")
+        raise _UnsupportedInstruction(
+            f"ADD {rest}: archives are {_UNSUPPORTED_HINT}; or unpack it beforehand and use COPY"
+        )
     _copy(recipe, line, rest)
 
 
@@ -184,9 +186,9 @@ def _run(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     if not rest:
         raise _UnsupportedInstruction("RUN: expected a command, got none; add one, or remove the line")
     if rest.startswith("--"):
-        raise _UnsupportedInstruction(f"RUN {rest.split(' ')[0]}: a command with options is {_HINT}")
+        raise _UnsupportedInstruction(f"RUN {rest.split(' ')[0]}: a command with options is {_UNSUPPORTED_HINT}")
     if re.search(r"<<-?\s*['\"]?[A-Za-z_]", rest):
-        raise _UnsupportedInstruction(f"RUN with a here-document is {_HINT}")
+        raise _UnsupportedInstruction(f"RUN with a here-document is {_UNSUPPORTED_HINT}")
     argv = tuple(_json_arguments(rest)) if rest.startswith("[") else ("/bin/sh", "-c", rest)
     recipe.steps.append(RunStep(line, argv, recipe.workdir or "/", dict(recipe.env)))
 
@@ -217,7 +219,7 @@ def _arguments(recipe: DockerfileRecipe, text: str) -> list[str]:
         name = match[1] or match[2]
         if name not in recipe.env:
             raise _UnsupportedInstruction(
-                f"${name}: not set by an earlier ENV; other variables, such as ARG, are {_HINT}"
+                f"${name}: not set by an earlier ENV; other variables, such as ARG, are {_UNSUPPORTED_HINT}"
             )
         return recipe.env[name]
 
@@ -251,7 +253,7 @@ def _check_paths(recipe: DockerfileRecipe) -> None:
         directory, what = (step.target, "COPY to") if isinstance(step, CopyStep) else (step.cwd, "RUN in")
         if posixpath.commonpath([directory, recipe.workdir]) != recipe.workdir:
             outside = f"{what} {directory}, outside the last WORKDIR {recipe.workdir}"
-            raise TaskError(f"{recipe.path}:{step.line}: {outside}: {_HINT}")
+            raise TaskError(f"{recipe.path}:{step.line}: {outside}: {_UNSUPPORTED_HINT}")
 
 
 # --- executing a recipe -------------------------------------------------------------------------------
@@ -287,9 +289,9 @@ def copy_entry(source: Path, target: Path) -> None:
     Links are copied as links and never followed. Raises TaskError for special files.
     """
     mode = source.lstat().st_mode
-    there = target.lstat().st_mode if os.path.lexists(target) else None
-    if there is not None and not (stat.S_ISDIR(mode) and stat.S_ISDIR(there)):
-        shutil.rmtree(target) if stat.S_ISDIR(there) else target.unlink()
+    existing_mode = target.lstat().st_mode if os.path.lexists(target) else None
+    if existing_mode is not None and not (stat.S_ISDIR(mode) and stat.S_ISDIR(existing_mode)):
+        shutil.rmtree(target) if stat.S_ISDIR(existing_mode) else target.unlink()
     if stat.S_ISLNK(mode):
         target.symlink_to(source.readlink())
     elif stat.S_ISDIR(mode):

@@ -58,7 +58,7 @@ def python_environment(cache: Path, packages: tuple[str, ...] = ()) -> TaskEnvir
     """
     prefix = Path(sys.base_prefix).resolve()
     requirements = "\n".join((_PINS.rstrip("\n"), *packages, ""))
-    home = _home(cache, prefix, requirements)
+    home = _environment_directory(cache, prefix, requirements)
     ready = home / "ready"
     if not ready.exists():
         with locked(home.with_suffix(".lock")):
@@ -66,7 +66,7 @@ def python_environment(cache: Path, packages: tuple[str, ...] = ()) -> TaskEnvir
                 # A virtual environment contains its own path, so it is created in place, and created again if it
                 # is incomplete.
                 shutil.rmtree(home, ignore_errors=True)
-                _make(home, requirements)
+                _create(home, requirements)
                 ready.touch()
     mounts = [Mount(home, str(home))]
     if not prefix.is_relative_to("/usr"):  # every sandbox mounts /usr already
@@ -77,15 +77,15 @@ def python_environment(cache: Path, packages: tuple[str, ...] = ()) -> TaskEnvir
 
 def is_installed(cache: Path) -> bool:
     """Return whether `python_environment` would find everything installed."""
-    return (_home(cache, Path(sys.base_prefix).resolve(), _PINS) / "ready").exists()
+    return (_environment_directory(cache, Path(sys.base_prefix).resolve(), _PINS) / "ready").exists()
 
 
-def _home(cache: Path, prefix: Path, requirements: str) -> Path:
+def _environment_directory(cache: Path, prefix: Path, requirements: str) -> Path:
     key = "\n".join((sys.version, str(prefix), requirements))
     return cache.absolute() / "envs" / hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
-def _make(home: Path, requirements: str) -> None:
+def _create(home: Path, requirements: str) -> None:
     file = home / "requirements.txt"
     argv = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     argv += ["--no-deps", "--only-binary=:all:", "--require-hashes", "-r", file]

@@ -22,11 +22,11 @@ from understudy.errors import TaskError
 START = ">>>>> Start Test Output"
 END = ">>>>> End Test Output"
 PIPEFAIL = "set -o pipefail"
-"""What every phase starts with: of the harness's own `set -uxo pipefail` the part that decides an exit code."""
+"""The first line of every phase: the part of the harness's `set -uxo pipefail` that decides an exit code."""
 
 _HARNESS_LINES = frozenset(("set -uxo pipefail", "set -euxo pipefail"))
 _MAX_STATEMENTS = 2_000
-_MAX_CHARS = 16_384  # of one statement, without its here-document
+_MAX_CHARACTERS = 16_384  # of one statement, without its here-document
 _MAX_LINES = 500
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*(?P<quote>['\"]?)(?P<word>\w+)(?P=quote)(?!<)")
 _SEPARATOR = re.compile(r"[();&|]*[;&|][();&|]*")
@@ -34,12 +34,12 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _LOOPS = dict.fromkeys(("for", "while", "until"), "done")
 _KEYWORDS = {"if": "fi", "case": "esac", "{": "}", "function": "}", **_LOOPS}
 
-Part = Literal["environment", "nothing", "bookkeeping", "patch", "install", "other", "forbidden"]
+StatementKind = Literal["environment", "nothing", "bookkeeping", "patch", "install", "other", "forbidden"]
 
 _GIT = r"git(?: -[cC] \S+)*"
 _PIP = r"(?:python[\d.]*|\S*/python[\d.]*)(?: -\S+)* -m pip|pip[\d.]*|uv pip"
-# The kinds of commands, by their words; the first matching row counts.
-_PART_COMMANDS: tuple[tuple[str, Part], ...] = (
+# The kind of a command, by its words; the first matching row counts.
+_COMMAND_KINDS: tuple[tuple[str, StatementKind], ...] = (
     (r"(?:source|\.|cd|pushd|popd|export|unset|set|shopt|alias|ulimit|umask|eval)(?: |$)", "environment"),
     (r"(?:conda|mamba|micromamba) (?:activate|deactivate)\b|nvm use\b|sdk use\b|pyenv shell\b", "environment"),
     (rf"{_GIT} (?:config|status|show|diff|log|rev-parse|branch|describe|remote -v)(?: |$)", "bookkeeping"),
@@ -54,10 +54,10 @@ _PART_COMMANDS: tuple[tuple[str, Part], ...] = (
     (r"(?:mvn|\./mvnw|gradle|\./gradlew|ant|sbt|cargo|go|dotnet|mix|rebar3)(?: |$)", "install"),
     (r"(?:bundle|rake|gem|composer)(?: |$)", "install"),
 )
-_PARTS: tuple[tuple[re.Pattern[str], Part], ...] = tuple(
-    (re.compile(pattern), part) for pattern, part in _PART_COMMANDS
+_KIND_PATTERNS: tuple[tuple[re.Pattern[str], StatementKind], ...] = tuple(
+    (re.compile(pattern), part) for pattern, part in _COMMAND_KINDS
 )
-_SAYING = re.compile(r"(?::|true|echo|printf|pwd|ls|date|whoami|uname|which|cat)(?: |$)|env$")
+_PRINTING_COMMANDS = re.compile(r"(?::|true|echo|printf|pwd|ls|date|whoami|uname|which|cat)(?: |$)|env$")
 _PREFIXES = frozenset(("sudo", "time", "command", "exec", "nice", "env"))
 
 
@@ -92,28 +92,28 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
     for statement in _statements(lines):
         if START in statement.text:
             if _commands(statement.text) not in ([[":", START]], [["echo", START]]):
-                raise _cannot(
+                raise _refusal(
                     statement,
                     f"marks the start of the tests and does something else; expected `: '{START}'` alone",
                 )
-            command = _command(lines[statement.last + 1 :])
+            command = _test_command(lines[statement.last + 1 :])
             moved = [f"cd {shlex.quote(cwd)}"] if cwd != workdir else []
             tests = "\n".join([*moved, *afterwards, command])
             setup = "\n".join(activate), "\n".join(before), "\n".join(install)
             return ScriptPhases(*setup, tests, test_patch)
-        part = _part(statement, workdir, patched=test_patch is not None)
+        part = _statement_kind(statement, workdir, patched=test_patch is not None)
         if part == "patch":
             if test_patch is not None or statement.document is None:
-                raise _cannot(
+                raise _refusal(
                     statement,
                     "applies a patch; expected only the test patch, as one here-document for `git apply`",
                 )
             test_patch = statement.document
         elif part == "environment":
-            moves = _destination(statement, cwd)
+            new_directory = _destination(statement, cwd)
             if test_patch is None:
-                if moves not in (None, workdir):
-                    raise _cannot(
+                if new_directory not in (None, workdir):
+                    raise _refusal(
                         statement,
                         f"leaves {workdir} before the test patch; expected the commands before it to stay there",
                     )
@@ -121,22 +121,22 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
                     activate.append(statement.text)  # dropped, because every phase starts in the workdir
             else:
                 install.append(statement.text)
-                if moves is None:
+                if new_directory is None:
                     afterwards.append(statement.text)
-                cwd = moves or cwd
+                cwd = new_directory or cwd
         elif part == "install" or (part == "other" and test_patch is not None):
-            install.append(_whole(statement, lines))
+            install.append(_source_lines(statement, lines))
             if test_patch is not None:
                 cwd = _destination(statement, cwd) or cwd
         elif part == "other":
-            before.append(_whole(statement, lines))
+            before.append(_source_lines(statement, lines))
     raise TaskError(
         f"eval_script: has no line with {START!r}; expected it before the tests and {END!r} after them; add both"
     )
 
 
-def _cannot(statement: _Statement, why: str) -> TaskError:
-    return TaskError(f"eval_script: line {statement.first + 1} {why}: correct {statement.text[:120]!r}")
+def _refusal(statement: _Statement, problem: str) -> TaskError:
+    return TaskError(f"eval_script: line {statement.first + 1} {problem}: correct {statement.text[:120]!r}")
 
 
 def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
@@ -153,11 +153,11 @@ def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
             raise TaskError(
                 f"eval_script: has more than {_MAX_STATEMENTS} statements, the maximum; give a script of SWE-bench"
             )
-        while text.endswith("\\") or len(text) > _MAX_CHARS or _open(text):
-            if index - first > _MAX_LINES or len(text) > _MAX_CHARS:
+        while text.endswith("\\") or len(text) > _MAX_CHARACTERS or _is_unclosed(text):
+            if index - first > _MAX_LINES or len(text) > _MAX_CHARACTERS:
                 raise TaskError(
                     f"eval_script: line {first + 1}: the statement that begins here has more than "
-                    f"{_MAX_LINES} lines or {_MAX_CHARS} characters: {text[:120]!r}; close a "
+                    f"{_MAX_LINES} lines or {_MAX_CHARACTERS} characters: {text[:120]!r}; close a "
                     "quote that is open in it, or shorten it"
                 )
             if index == len(lines):
@@ -183,7 +183,7 @@ def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
         yield _Statement(text, document, first, index - 1)
 
 
-def _open(text: str) -> bool:
+def _is_unclosed(text: str) -> bool:
     try:
         _shell_tokens(text)
     except ValueError:
@@ -210,31 +210,31 @@ def _commands(text: str) -> list[list[str]]:
     return [command for command in commands if command]
 
 
-def _part(statement: _Statement, workdir: str, *, patched: bool) -> Part:
+def _statement_kind(statement: _Statement, workdir: str, *, patched: bool) -> StatementKind:
     commands = _commands(statement.text)
     if not commands:
-        raise _cannot(statement, "has no command; expected one")
+        raise _refusal(statement, "has no command; expected one")
     first = commands[0][0]
     if end := _KEYWORDS.get(first):
         if commands[-1][-1] != end:
-            raise _cannot(
+            raise _refusal(
                 statement, "begins a construct of several lines; expected all of it in one statement, joined by ;"
             )
         return "other"
-    parts = {_part_of(command, statement) for command in commands}
+    parts = {_command_kind(command, statement) for command in commands}
     if "forbidden" in parts:
-        raise _cannot(
+        raise _refusal(
             statement,
             "changes the repository with git or patch, which grading cannot reproduce; expected only commands "
             "that install or test; remove this one",
         )
     if "patch" in parts and len(parts - {"nothing"}) > 1:
-        raise _cannot(
+        raise _refusal(
             statement, "applies a patch and does something else; expected `git apply` as a statement of its own"
         )
     moved = parts > {"environment"} and any(command[0] in ("cd", "pushd", "popd") for command in commands)
     if moved and not patched and _destination(statement, workdir) != workdir:
-        raise _cannot(
+        raise _refusal(
             statement, "changes the directory and does something else; expected `cd` as a statement of its own"
         )
     for part in ("patch", "install", "other", "environment", "bookkeeping"):
@@ -243,18 +243,18 @@ def _part(statement: _Statement, workdir: str, *, patched: bool) -> Part:
     return "nothing"
 
 
-def _part_of(command: list[str], statement: _Statement) -> Part:
+def _command_kind(command: list[str], statement: _Statement) -> StatementKind:
     tokens = list(dropwhile(_ASSIGNMENT.match, command))
     if not tokens:
         return "environment"
     while len(tokens) > 1 and (tokens[0] in _PREFIXES or _ASSIGNMENT.match(tokens[0])):
         tokens.pop(0)
     text = " ".join(tokens)
-    for pattern, part in _PARTS:
+    for pattern, part in _KIND_PATTERNS:
         if pattern.match(text):
             return part
     writes = statement.document is not None or any(word.startswith(">") for word in tokens)
-    return "nothing" if _SAYING.match(text) and not writes else "other"
+    return "nothing" if _PRINTING_COMMANDS.match(text) and not writes else "other"
 
 
 def _destination(statement: _Statement, cwd: str) -> str | None:
@@ -262,7 +262,7 @@ def _destination(statement: _Statement, cwd: str) -> str | None:
     directory = None
     for command in _commands(statement.text):
         if command[0] in ("pushd", "popd") or (command[0] == "cd" and (len(command) != 2 or "$" in command[1])):
-            raise _cannot(
+            raise _refusal(
                 statement, "changes to a directory that cannot be determined; expected `cd` with a fixed path"
             )
         if command[0] == "cd":
@@ -270,11 +270,11 @@ def _destination(statement: _Statement, cwd: str) -> str | None:
     return directory
 
 
-def _whole(statement: _Statement, lines: Sequence[str]) -> str:
+def _source_lines(statement: _Statement, lines: Sequence[str]) -> str:
     return "\n".join(lines[statement.first : statement.last + 1])
 
 
-def _command(lines: Sequence[str]) -> str:
+def _test_command(lines: Sequence[str]) -> str:
     for index, line in enumerate(lines):
         if END in line:
             command = "\n".join(lines[:index]).strip("\n")

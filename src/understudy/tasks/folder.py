@@ -35,7 +35,7 @@ from understudy.util.files import atomic_write
 
 _FORMAT = "1"  # part of every digest: raise it when what is made here changes, so that it is made again
 _SOLUTION = "/solution"
-_BUILT = "understudy/task"
+_IMAGE_REPOSITORY = "understudy/task"
 _DEFAULT_WORKDIR = "/workspace"
 _MAX_FILES = 100_000
 
@@ -95,14 +95,14 @@ async def load_folder(folder: Path, *, sandboxes: Sandboxes, environment: TaskEn
     if cached:
         return cached
     recipe = None if image else await asyncio.to_thread(_recipe, folder)
-    if aside := await asyncio.to_thread(_new_directory, home):
+    if staging := await asyncio.to_thread(_new_directory, home):
         try:
             if recipe:
                 timeout_s = settings.environment.build_timeout_sec
-                await build_tree(recipe, aside / "tree", sandboxes, environment, timeout_s=timeout_s)
-            await asyncio.to_thread(_complete, aside, home, folder, tree=not image and not recipe)
+                await build_tree(recipe, staging / "tree", sandboxes, environment, timeout_s=timeout_s)
+            await asyncio.to_thread(_copy_content, staging, home, folder, tree=not image and not recipe)
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
     workdir = recipe.workdir if recipe else _DEFAULT_WORKDIR
     task = Task(
         instance_id=instance_id(folder),
@@ -120,7 +120,7 @@ async def load_folder(folder: Path, *, sandboxes: Sandboxes, environment: TaskEn
         env={**(recipe.env if recipe else {}), **settings.environment.env},
         meta=_meta(settings),
     )
-    gold = await _gold(folder, settings, task, sandboxes, environment, cache)
+    gold = await _gold_patch(folder, settings, task, sandboxes, environment, cache)
     task = msgspec.structs.replace(task, gold_patch=gold)
     records.check(task, str(folder))
     await asyncio.to_thread(atomic_write, home / "task.json", msgspec.json.encode(task), mode=0o600)
@@ -134,7 +134,7 @@ def _image(folder: Path, settings: _FolderSettings, sandboxes: Sandboxes) -> str
     context = folder / "environment"
     if not (context / "Dockerfile").is_file():
         return ""
-    name = f"{_BUILT}:{_digest(context, _FORMAT)}"
+    name = f"{_IMAGE_REPOSITORY}:{_digest(context, _FORMAT)}"
     sandboxes.build_image(context, name, timeout_s=settings.environment.build_timeout_sec)
     return name
 
@@ -171,20 +171,20 @@ def _new_directory(home: Path) -> Path | None:
         ) from error
 
 
-def _complete(aside: Path, home: Path, folder: Path, *, tree: bool) -> None:
-    """Copy the folder's tests, and its `tree` if it has one, to `aside`, and rename that to `home`."""
+def _copy_content(staging: Path, home: Path, folder: Path, *, tree: bool) -> None:
+    """Copy the folder's tests, and its `tree` if it has one, to `staging`, and rename that to `home`."""
     if tree:
-        copy_entry(folder / "tree", aside / "tree")
-    copy_entry(folder / "tests", aside / "tests")
-    aside.chmod(0o755)
+        copy_entry(folder / "tree", staging / "tree")
+    copy_entry(folder / "tests", staging / "tests")
+    staging.chmod(0o755)
     try:
-        aside.rename(home)
+        staging.rename(home)
     except OSError:
         if not home.is_dir():  # otherwise another process has made the same content first
             raise
 
 
-async def _gold(
+async def _gold_patch(
     folder: Path,
     settings: _FolderSettings,
     task: Task,

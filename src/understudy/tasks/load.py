@@ -23,7 +23,7 @@ _EXPECTED = (
     "a file of task records or dataset rows (.jsonl, .json, .parquet), a directory of Parquet files, a task "
     f"folder (with instruction.md), a directory of task folders, a dataset of the hub as ORG/NAME, or {SMOKE!r}"
 )
-_FILES = (".jsonl", ".json", ".parquet", ".ndjson", ".csv", ".toml", ".txt")
+_FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".ndjson", ".csv", ".toml", ".txt")
 
 
 async def load_source(
@@ -80,7 +80,7 @@ def _locate(spec: str) -> tuple[Path, str] | rows.HubName:
     if directory and Path(directory).is_dir():
         return Path(directory), split
     name = rows.parse_hub_name(spec)
-    if name is None or path.suffix in _FILES or path.parent.exists():
+    if name is None or path.suffix in _FILE_SUFFIXES or path.parent.exists():
         raise TaskError(f"{spec}: does not exist; give {_EXPECTED}")
     return name
 

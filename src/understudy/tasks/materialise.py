@@ -66,8 +66,8 @@ def relative_path(name: str, where: str) -> PurePosixPath:
     `.git`.
     """
     path = PurePosixPath(name)
-    bad = path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name
-    if bad or any(part.lower() == ".git" for part in path.parts):
+    leaves_tree = path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name
+    if leaves_tree or any(part.lower() == ".git" for part in path.parts):
         raise TaskError(
             f"{where}: invalid path {name!r}; give a relative path inside the tree, without '..', '.git' or NUL"
         )
@@ -151,9 +151,9 @@ def _download(sdist: Sdist, directory: Path, cache: Path) -> Path:
             f"pip could not fetch the source of {pin}; check name and version, the network and pip's "
             f"settings, then run the same command again. pip said:\n{pip.stderr.strip()[-2000:]}"
         )
-    if (got := hashlib.sha256(archives[0].read_bytes()).hexdigest()) != sdist.sha256:
+    if (actual := hashlib.sha256(archives[0].read_bytes()).hexdigest()) != sdist.sha256:
         raise TaskError(
-            f"sdist {pin}: got sha256 {got}, expected {sdist.sha256}; if that file is right, correct sha256 "
+            f"sdist {pin}: got sha256 {actual}, expected {sdist.sha256}; if that file is right, correct sha256 "
             "in the task"
         )
     return archives[0]
@@ -221,14 +221,14 @@ def _copy(source: Path, into: Path) -> None:
     into.mkdir(parents=True)
     for parent, names, files in os.walk(source, onerror=_unreadable):
         names[:] = [name for name in names if name.lower() != ".git"]
-        there = into / Path(parent).relative_to(source)
+        destination_directory = into / Path(parent).relative_to(source)
         for name in [*names, *(name for name in files if name.lower() != ".git")]:
             origin = Path(parent, name)
             mode = origin.lstat().st_mode
             if stat.S_ISLNK(mode):
-                (there / name).symlink_to(origin.readlink())
+                (destination_directory / name).symlink_to(origin.readlink())
             elif stat.S_ISDIR(mode):
-                (there / name).mkdir()
+                (destination_directory / name).mkdir()
             elif not stat.S_ISREG(mode):
                 raise TaskError(
                     f"{origin}: is a special file; expected a file, directory or link: remove it from the source"
@@ -236,7 +236,7 @@ def _copy(source: Path, into: Path) -> None:
             elif not os.access(origin, os.R_OK):
                 raise TaskError(f"{origin}: cannot be read; make it readable or remove it from the source")
             else:
-                shutil.copy2(origin, there / name)
+                shutil.copy2(origin, destination_directory / name)
 
 
 def _unreadable(error: OSError) -> None:

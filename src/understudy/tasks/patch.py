@@ -33,12 +33,14 @@ NO_PATCH = b"understudy: no patch: "
 """The start of bytes that stand in place of a patch and say why there is none."""
 
 _EXTRACT_TIMEOUT_S = 60.0
-_LARGE = 65  # the script's exit code for files that are too large; it then lists them, and all changed files
+_LARGE_FILES_EXIT_CODE = (
+    65  # the script's exit code for files that are too large; it then lists them, and all changed files
+)
 
 # A single run does everything. First come names and modes that git cannot store: special files count as absent,
 # unreadable ones as their content, and a nested `.git` is removed, so that the files around it are ordinary files.
 # New files are added before changed ones, because otherwise git fails on a file that became a directory.
-_EXTRACT = r"""
+_EXTRACT_SCRIPT = r"""
 set -eu
 work=$1 git=$2 pristine=$3 limit=$4
 chmod u+rwx /dev/shm "${TMPDIR:-/tmp}" 2>/dev/null || true  # both are the agent's to close
@@ -69,7 +71,7 @@ fi
   --src-prefix=a/ --dst-prefix=b/ HEAD --
 """
 
-_NOTHING = b"0 " + b"0" * 40
+_DELETED_ENTRY = b"0 " + b"0" * 40
 
 
 async def extract_patch(sandbox: Sandbox, pristine: Path) -> bytes:
@@ -101,12 +103,12 @@ async def _extract_inside(sandbox: Sandbox) -> bytes:
     pristine = sandbox.locate(GIT_MOUNT)
     for limit in (MAX_PATCH_BYTES, 1 << 62):
         done = await sandbox.run(
-            ["/bin/sh", "-c", _EXTRACT, "sh", sandbox.workdir, git, pristine, str(limit), scratch_name()],
+            ["/bin/sh", "-c", _EXTRACT_SCRIPT, "sh", sandbox.workdir, git, pristine, str(limit), scratch_name()],
             timeout_s=_EXTRACT_TIMEOUT_S,
             cwd="/",
             reveal=True,
         )
-        if done.exit_code != _LARGE:
+        if done.exit_code != _LARGE_FILES_EXIT_CODE:
             break
         large, _, changed = done.stdout.partition(b"\0\0")
         oversized = {path.removeprefix(b"./") for path in large.split(b"\0")} & set(changed.split(b"\0"))
@@ -137,6 +139,7 @@ def _no_patch(reason: str) -> bytes:
 
 
 def show_path(path: bytes) -> str:
+    """Return a path for a message, quoted."""
     return repr(path.decode(errors="replace"))
 
 
@@ -172,8 +175,8 @@ class PristineRepository:
         rules = f"core.excludesFile={self._git}/info/ignored"
         command = ("-c", rules, "check-ignore", "--no-index", "-z", "--stdin")
         stdin = b"".join(b"./" + path + b"\0" for path in new)
-        with tempfile.TemporaryDirectory() as nowhere:  # git exits with 1 if it ignores none of the paths
-            output = self._run(*command, stdin=stdin, tree=Path(nowhere), exit_codes=(0, 1))
+        with tempfile.TemporaryDirectory() as empty:  # git exits with 1 if it ignores none of the paths
+            output = self._run(*command, stdin=stdin, tree=Path(empty), exit_codes=(0, 1))
         return frozenset(path.removeprefix(b"./") for path in output.split(b"\0") if path)
 
     def patch(self, delta: TreeChanges, *, limit: int) -> bytes:
@@ -181,28 +184,28 @@ class PristineRepository:
 
         Raises GitTimeout, GraderError when git fails.
         """
-        now = {path: blob for path, blob in self.base.items() if not _is_gone(path, delta)}
+        current_files = {path: blob for path, blob in self.base.items() if not _is_deleted(path, delta)}
         for path, entry in delta.files.items():
-            now[path] = (entry.mode.encode(), _blob_id(entry.data))
+            current_files[path] = (entry.mode.encode(), _blob_id(entry.data))
         parents = _parents(delta.files)
-        now = {
+        current_files = {
             path: blob
-            for path, blob in now.items()
+            for path, blob in current_files.items()
             if path in delta.files or (path not in parents and not _below(path, delta.files))
         }
-        deleted = [path for path in self.base if path not in now]
-        changed = [path for path, blob in now.items() if self.base.get(path) != blob]
+        deleted = [path for path in self.base if path not in current_files]
+        changed = [path for path, blob in current_files.items() if self.base.get(path) != blob]
         if not deleted and not changed:
             return b""
-        with tempfile.TemporaryDirectory() as room:
-            scratch = Path(room)
+        with tempfile.TemporaryDirectory() as directory:
+            scratch = Path(directory)
             (scratch / "objects").mkdir()
             (scratch / "tree").mkdir()
             (scratch / "index").write_bytes((self._git / "scratch" / "index").read_bytes())
-            for name, data in {now[path][1]: delta.files[path].data for path in changed}.items():
+            for name, data in {current_files[path][1]: delta.files[path].data for path in changed}.items():
                 _write_blob(scratch / "objects", name.decode(), data)
-            lines = [_NOTHING + b"\t" + path for path in deleted]
-            lines += [now[path][0] + b" " + now[path][1] + b"\t" + path for path in changed]
+            lines = [_DELETED_ENTRY + b"\t" + path for path in deleted]
+            lines += [current_files[path][0] + b" " + current_files[path][1] + b"\t" + path for path in changed]
             env = {
                 "GIT_INDEX_FILE": str(scratch / "index"),
                 "GIT_OBJECT_DIRECTORY": str(scratch / "objects"),
@@ -212,7 +215,7 @@ class PristineRepository:
             self._run("update-index", "-z", "--index-info", stdin=b"\0".join((*lines, b"")), tree=tree, env=env)
             # a file, because the patch may be much larger than the part that is needed
             with (scratch / "patch").open("w+b") as file:
-                self._run(*_DIFF, stdout=file, tree=tree, env=env)
+                self._run(*_DIFF_COMMAND, stdout=file, tree=tree, env=env)
                 file.seek(0)
                 return file.read(limit + 1)
 
@@ -254,14 +257,14 @@ class PristineRepository:
         return done.stdout
 
 
-_DIFF = (
+_DIFF_COMMAND = (
     *("diff", "--cached", "--binary", "--full-index", "--no-renames"),
     *("--no-ext-diff", "--no-textconv", "--no-color"),
     *("--src-prefix=a/", "--dst-prefix=b/", "HEAD", "--"),
 )
 
 
-def _is_gone(path: bytes, delta: TreeChanges) -> bool:
+def _is_deleted(path: bytes, delta: TreeChanges) -> bool:
     deleted = delta.deleted
     return path in delta.directories or path in deleted or b"" in deleted or _below(path, deleted)
 

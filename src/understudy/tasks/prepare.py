@@ -37,7 +37,7 @@ from understudy.util.files import atomic_write, locked, make_readable, mark_used
 GIT_MOUNT = "/opt/understudy/git"
 """Where the pristine git directory is in a sandbox, for runs with `reveal=True`."""
 
-_HASH_SEED, _MOST_SEED = "PYTHONHASHSEED", 4294967295
+_HASH_SEED_VARIABLE, _MAX_HASH_SEED = "PYTHONHASHSEED", 4294967295
 
 _FORMAT = "3"  # part of every digest: raise it when what is made here changes, so that it is made again
 
@@ -65,8 +65,8 @@ _CONFIG = """\
 """
 # Files are written directly into a pack: creating and removing thousands of loose objects takes half a minute on
 # busy disks.
-_PACKED = ("-c", "core.bigFileThreshold=1")
-_CACHES = b"__pycache__/\n*.py[cod]\n.pytest_cache/\n"
+_PACK_OPTIONS = ("-c", "core.bigFileThreshold=1")
+_CACHE_RULES = b"__pycache__/\n*.py[cod]\n.pytest_cache/\n"
 
 
 class PreparedTask(Struct, frozen=True):
@@ -94,11 +94,13 @@ def prepare(task: Task, cache: Path, sandboxes: Sandboxes) -> PreparedTask:
     if isinstance(checks := task.checks, ScriptChecks):
         hidden = _make_once(
             cache.absolute() / "checks" / _digest(checks.source, checks.reward_file, task.workdir),
-            lambda aside: _make_hidden(task, checks, aside, cache),
+            lambda staging: _make_hidden(task, checks, staging, cache),
         )
     kind = f"{sandboxes.name} {os.geteuid()}"  # the owner of the tree depends on both
     digest = _digest(task.source, *_image_identity(task, cache, sandboxes), task.setup_patch, kind)
-    home = _make_once(cache.absolute() / "trees" / digest, lambda aside: _make_tree(task, aside, cache, sandboxes))
+    home = _make_once(
+        cache.absolute() / "trees" / digest, lambda staging: _make_tree(task, staging, cache, sandboxes)
+    )
     environment = None
     if task.packages:
         if not sandboxes.host_programs:
@@ -142,9 +144,9 @@ def other_hash_seed(prepared: PreparedTask, environment: TaskEnvironment) -> dic
     if theirs is random, or the task itself sets one.
     """
     env = (prepared.environment or environment).env
-    if _HASH_SEED not in env or _HASH_SEED in prepared.task.env:
+    if _HASH_SEED_VARIABLE not in env or _HASH_SEED_VARIABLE in prepared.task.env:
         return {}
-    return {_HASH_SEED: str(1 + secrets.randbelow(_MOST_SEED))}
+    return {_HASH_SEED_VARIABLE: str(1 + secrets.randbelow(_MAX_HASH_SEED))}
 
 
 def git_program() -> str:
@@ -210,17 +212,19 @@ def _make_once(home: Path, make: Callable[[Path], None]) -> Path:
     if not home.exists():
         with locked(home.with_suffix(".lock")):
             if not home.exists():
-                aside = home.with_suffix(".new")  # ours while we hold the lock; otherwise left by a killed process
-                shutil.rmtree(aside, ignore_errors=True)
+                staging = home.with_suffix(
+                    ".new"
+                )  # ours while we hold the lock; otherwise left by a killed process
+                shutil.rmtree(staging, ignore_errors=True)
                 try:
-                    aside.mkdir()
-                    make(aside)
-                    aside.rename(home)
+                    staging.mkdir()
+                    make(staging)
+                    staging.rename(home)
                 except OSError as error:
                     problem = f"the task cannot be prepared: {error}; check the cache's disk and permissions"
-                    raise ConfigError(f"{aside}: {problem}") from error
+                    raise ConfigError(f"{staging}: {problem}") from error
                 finally:
-                    shutil.rmtree(aside, ignore_errors=True)
+                    shutil.rmtree(staging, ignore_errors=True)
     return home
 
 
@@ -240,8 +244,8 @@ def _image_identity(task: Task, cache: Path, sandboxes: Sandboxes) -> tuple[str,
     return task.image, task.workdir, now
 
 
-def _make_hidden(task: Task, checks: ScriptChecks, aside: Path, cache: Path) -> None:
-    materialise(checks.source, aside / "files", cache)
+def _make_hidden(task: Task, checks: ScriptChecks, staging: Path, cache: Path) -> None:
+    materialise(checks.source, staging / "files", cache)
     directory = Path(checks.reward_file).parent
     if _needs_link(task, checks):
         if directory.parent == Path("/") or not directory.is_absolute():
@@ -251,13 +255,13 @@ def _make_hidden(task: Task, checks: ScriptChecks, aside: Path, cache: Path) -> 
             )
         # Mounts are read-only, so the reward file's directory becomes a link to a directory that the script can
         # write.
-        (aside / "links").mkdir()
-        (aside / "links" / directory.name).symlink_to(REWARDS)
-    make_readable(aside)
+        (staging / "links").mkdir()
+        (staging / "links" / directory.name).symlink_to(REWARDS)
+    make_readable(staging)
 
 
-def _make_tree(task: Task, aside: Path, cache: Path, sandboxes: Sandboxes) -> None:
-    tree, pristine = aside / "tree", aside / "git"
+def _make_tree(task: Task, staging: Path, cache: Path, sandboxes: Sandboxes) -> None:
+    tree, pristine = staging / "tree", staging / "git"
     if isinstance(task.source, ImageTree):
         sandboxes.export_tree(task.image, task.workdir, task.source.base_commit, tree)
     else:
@@ -267,7 +271,7 @@ def _make_tree(task: Task, aside: Path, cache: Path, sandboxes: Sandboxes) -> No
     (pristine / "config").write_text(_CONFIG, encoding="utf-8")
     (pristine / "info").mkdir(exist_ok=True)
     (pristine / "info" / "attributes").write_text(_ATTRIBUTES, encoding="utf-8")
-    git(*_PACKED, "add", "--all", "--force", ".")
+    git(*_PACK_OPTIONS, "add", "--all", "--force", ".")
     if task.setup_patch.strip():
         patch = task.setup_patch.encode(errors="surrogateescape")
         applied = git("apply", "--index", "--whitespace=nowarn", "-", stdin=patch, check=False)
@@ -278,7 +282,7 @@ def _make_tree(task: Task, aside: Path, cache: Path, sandboxes: Sandboxes) -> No
                 f"{message[-999:]}"
             )
     git("commit", "--quiet", "--allow-empty", "--no-verify", "--message=Initial commit")
-    git(*_PACKED, "repack", "-a", "-d", "-q")
+    git(*_PACK_OPTIONS, "repack", "-a", "-d", "-q")
     for name in ("COMMIT_EDITMSG", "logs"):
         shutil.rmtree(pristine / name, ignore_errors=True)
         (pristine / name).unlink(missing_ok=True)
@@ -308,7 +312,7 @@ def ignore_rules(tree: Path, listing: bytes) -> bytes:
         if not file.is_symlink() and b"\n" not in path:
             for line in file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"):
                 rules.append(_rule(posixpath.dirname(path), line.removesuffix(b"\r")))
-    return b"".join(rule + b"\n" for rule in rules if rule) + _CACHES
+    return b"".join(rule + b"\n" for rule in rules if rule) + _CACHE_RULES
 
 
 def _rule(directory: bytes, line: bytes) -> bytes:

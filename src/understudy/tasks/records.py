@@ -21,8 +21,8 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 
 _PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+_-]+( --hash=sha256:[0-9a-f]{64})+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OWN_VARIABLES = ("PATH", "HOME")
-_SYSTEM = frozenset(
+_RESERVED_VARIABLES = ("PATH", "HOME")
+_SYSTEM_DIRECTORIES = frozenset(
     ("", "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr")
 )
 
@@ -57,14 +57,14 @@ _RULES: tuple[tuple[str, Callable[[Task], bool], str], ...] = (
         lambda task: (
             task.workdir.startswith("/")
             and ".." not in task.workdir.split("/")
-            and task.workdir.strip("/").split("/")[0] not in _SYSTEM
+            and task.workdir.strip("/").split("/")[0] not in _SYSTEM_DIRECTORIES
         ),
         "an absolute path below / and outside of the system's directories, as /workspace",
     ),
     (
         "env",
         lambda task: all(
-            _VARIABLE.fullmatch(name) and name not in _OWN_VARIABLES and "\0" not in value
+            _VARIABLE.fullmatch(name) and name not in _RESERVED_VARIABLES and "\0" not in value
             for name, value in task.env.items()
         ),
         "names of variables other than PATH and HOME, with values without NUL",
@@ -115,8 +115,8 @@ _RULES: tuple[tuple[str, Callable[[Task], bool], str], ...] = (
 
 def check(task: Task, where: str) -> None:
     """Raise TaskError, naming `where` and the key, when a task violates a rule that its types cannot express."""
-    for key, holds, expected in _RULES:
-        if not holds(task):
+    for key, is_met, expected in _RULES:
+        if not is_met(task):
             raise TaskError(f"{where}: {key}: expected {expected}; correct it in the task")
 
 
@@ -138,7 +138,7 @@ def record(data: object, where: str, base: Path) -> Task:
     if isinstance(checks, ScriptChecks) and isinstance(checks.source, Directory):
         checks = replace(checks, source=_directory(checks.source, f"{where}: checks.source.path", base, outside))
     task = replace(task, source=source, checks=checks)
-    if outside and not any_directory_allowed() and not _remembered(task).is_file():
+    if outside and not any_directory_allowed() and not _remembered_file(task).is_file():
         raise TaskError(
             f"{outside[0]} is not below {base}, the directory of the task file; move the files there, "
             f"or set {ANY_DIRECTORY}=1 if you trust whoever wrote the record with every file of this machine"
@@ -161,7 +161,7 @@ def _directory(source: Directory, where: str, base: Path, outside: list[str]) ->
     return Directory(str(path))
 
 
-def _remembered(task: Task) -> Path:
+def _remembered_file(task: Task) -> Path:
     return cache_dir() / "records" / task_digest(task)
 
 
@@ -174,7 +174,7 @@ def remember(tasks: Iterable[Task]) -> None:
     for task in tasks:
         checked = task.checks.source if isinstance(task.checks, ScriptChecks) else None
         if isinstance(task.source, Directory) or isinstance(checked, Directory):
-            file = _remembered(task)
+            file = _remembered_file(task)
             try:
                 file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 file.touch(mode=0o600)
@@ -213,17 +213,17 @@ class LoadedTasks(Struct, frozen=True):
     refused: tuple[RefusedRow, ...] = ()
     unknown: tuple[str, ...] = ()
 
-    def report(self, most: int = 8) -> list[str]:
+    def report(self, max_reasons: int = 8) -> list[str]:
         """Return lines of text that count the refused rows by reason, with an example of each."""
-        return summarise_refusals(self.refused, most)
+        return summarise_refusals(self.refused, max_reasons)
 
 
-def summarise_refusals(refused: Sequence[RefusedRow], most: int = 8) -> list[str]:
+def summarise_refusals(refused: Sequence[RefusedRow], max_reasons: int = 8) -> list[str]:
     """Return counts of refusals by reason, most frequent first, with the location of the first one."""
     counts = Counter(refusal.reason for refusal in refused)
     first = {refusal.reason: refusal for refusal in reversed(refused)}
     lines: list[str] = []
-    for reason, count in counts.most_common(most):
+    for reason, count in counts.most_common(max_reasons):
         rows = f"{count} rows, the first at " if count > 1 else f"{count} row, "
         example = f" ({first[reason].instance_id})" if first[reason].instance_id else ""
         lines.append(f"refused {rows}{first[reason].where}{example}: {reason}")

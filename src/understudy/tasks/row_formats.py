@@ -30,9 +30,9 @@ _ACTIVATE = f"{eval_script.PIPEFAIL}\nsource /opt/miniconda3/bin/activate\nconda
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PARSER = re.compile(r"parse_log_[a-z0-9_]+")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_CHANGED = re.compile(r"^diff --git a/.* b/(.*)", re.MULTILINE)
-_DELETED = re.compile(r"^diff --git a/.* b/(.*)\n(?:.*\n)?deleted file mode", re.MULTILINE)
-_NO_TESTS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
+_CHANGED_FILE = re.compile(r"^diff --git a/.* b/(.*)", re.MULTILINE)
+_DELETED_FILE = re.compile(r"^diff --git a/.* b/(.*)\n(?:.*\n)?deleted file mode", re.MULTILINE)
+_NOT_TEST_SUFFIXES = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
 _ONLY_FAILURES_COUNT = {"pass_and_fail": False, "fail_only": True}
 _NO_TEST_TO_FIX = "is empty, expected at least one test that the solution fixes"
 
@@ -104,7 +104,7 @@ def _parser_name(name: str, key: str = "log_parser") -> str:
 
 
 def _changed_tests(test_patch: str) -> list[str]:
-    return [file for file in _CHANGED.findall(test_patch) if not file.endswith(_NO_TESTS)]
+    return [file for file in _CHANGED_FILE.findall(test_patch) if not file.endswith(_NOT_TEST_SUFFIXES)]
 
 
 def _test_command(command: str, repo: str, test_patch: str) -> str:
@@ -119,7 +119,7 @@ def _test_command(command: str, repo: str, test_patch: str) -> str:
 
 def _test_files(test_patch: str) -> tuple[str, ...]:
     """Return the test files that exist after the patch is applied."""
-    deleted = set(_DELETED.findall(test_patch))
+    deleted = set(_DELETED_FILE.findall(test_patch))
     files = dict.fromkeys(_changed_tests(test_patch))
     return tuple(file for file in files if file not in deleted and posixpath.normpath(file) == file)
 
@@ -217,22 +217,22 @@ def _swe_rebench(row: DatasetRow, choice: ImageChoice) -> Task:
     if not commands:
         raise TaskError("install_config.test_cmd: is empty; add at least one command, or leave the row out")
     repo, test_patch = row.text("repo"), row.text("test_patch")
-    first = "sweb.eval." in image  # an image made in the way of SWE-bench's
+    is_version_1 = "sweb.eval." in image  # images made in the same way as SWE-bench's
     directory = posixpath.basename(repo)
-    if not first and directory in ("", ".", ".."):
+    if not is_version_1 and directory in ("", ".", ".."):
         raise TaskError(f"repo: expected OWNER/NAME, got {repo[:80]!r}; correct the row")
     command = "\n".join(commands)
     checks = SuiteChecks(
         parser=_parser_name(parser, f"install_config.{parser_key}"),
-        command=_test_command(command, repo, test_patch) if first else command,
+        command=_test_command(command, repo, test_patch) if is_version_1 else command,
         fail_to_pass=row.texts("FAIL_TO_PASS"),
         pass_to_pass=row.texts("PASS_TO_PASS"),
         files=_test_files(test_patch),
         test_patch=test_patch,
-        activate=_ACTIVATE if first else eval_script.PIPEFAIL,
-        install="\n".join(config.lines("install")) if first else "",
+        activate=_ACTIVATE if is_version_1 else eval_script.PIPEFAIL,
+        install="\n".join(config.lines("install")) if is_version_1 else "",
     )
-    workdir = WORKDIR if first else f"/{directory}"
+    workdir = WORKDIR if is_version_1 else f"/{directory}"
     return _make_task(row, checks, image=named_image(image, choice), dataset="swe-rebench", workdir=workdir)
 
 

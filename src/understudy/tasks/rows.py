@@ -21,7 +21,7 @@ _LINE_BYTES = 64 << 20
 _FILE_BYTES = 2 << 30
 _BATCH_ROWS = 256
 _SPLIT_FILE = re.compile(r"(?P<split>.+?)(?:-[0-9]+-of-[0-9]+(?:-[0-9a-f]+)?)?\.parquet")
-_SAVED = ("dataset_dict.json", "dataset_info.json")
+_SAVED_DATASET_FILES = ("dataset_dict.json", "dataset_info.json")
 
 LocatedRow = tuple[str, Any]
 """A row's location for messages, and the row: any JSON value."""
@@ -55,7 +55,7 @@ def is_dataset(path: Path) -> bool:
 
 def is_saved(path: Path) -> bool:
     """Return whether a directory is a dataset that `datasets` saved."""
-    return any((path / name).is_file() for name in _SAVED)
+    return any((path / name).is_file() for name in _SAVED_DATASET_FILES)
 
 
 def parquet_files(path: Path) -> list[Path]:
@@ -63,33 +63,33 @@ def parquet_files(path: Path) -> list[Path]:
     return sorted(file for glob in ("*.parquet", "*/*.parquet") for file in path.glob(glob) if file.is_file())
 
 
-def choose_split(name: str, splits: list[str], asked: str) -> str:
+def choose_split(name: str, splits: list[str], requested: str) -> str:
     """Return the requested split, otherwise `test`, otherwise the only one. Raises ConfigError if there
     is none.
     """
-    if asked in splits:
-        return asked
+    if requested in splits:
+        return requested
     if not splits:
         raise ConfigError(
             f"{name}: has no split; expected .parquet files in this directory, such as test.parquet: check the "
             "path"
         )
-    if not asked:
+    if not requested:
         if "test" in splits:
             return "test"
         if len(splits) == 1:
             return splits[0]
-    problem = f"has no split {asked!r}" if asked else "has several splits and no test split"
+    problem = f"has no split {requested!r}" if requested else "has several splits and no test split"
     available = ", ".join(splits)
     raise ConfigError(f"{name}: {problem}; available: {available}; select one as {name}:{splits[0]}")
 
 
-def _files_of_split(path: Path, asked: str) -> list[Path]:
+def _files_of_split(path: Path, requested: str) -> list[Path]:
     by_split: dict[str, list[Path]] = {}
     for file in parquet_files(path):
         match = _SPLIT_FILE.fullmatch(file.name)
         by_split.setdefault(match["split"] if match else file.stem, []).append(file)
-    return by_split[choose_split(str(path), sorted(by_split), asked)]
+    return by_split[choose_split(str(path), sorted(by_split), requested)]
 
 
 def _lines(path: Path) -> Iterator[LocatedRow]:
@@ -218,7 +218,7 @@ def _rows_of_split(name: str, dataset: Any, split: str) -> Iterator[LocatedRow]:
 
 # --- a row's values ------------------------------------------------------------------------------------
 
-_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+_TYPE_NAMES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "a boolean"),
     (str, "a string"),
     ((int, float), "a number"),
@@ -231,7 +231,7 @@ def json_type(value: object) -> str:
     """Return the type of a JSON value, in words."""
     if value is None:
         return "nothing"
-    return next((name for types, name in _KINDS if isinstance(value, types)), f"a {type(value).__name__}")
+    return next((name for types, name in _TYPE_NAMES if isinstance(value, types)), f"a {type(value).__name__}")
 
 
 class DatasetRow:
@@ -293,5 +293,5 @@ class DatasetRow:
     def metadata(self, *keys: str) -> dict[str, Any]:
         """Return the given keys that have a value, converted to JSON types."""
         values = {key: self.data[key] for key in keys if self.has(key)}
-        odd = datetime.date | bytes  # types of Parquet that JSON does not have
-        return {key: str(value) if isinstance(value, odd) else value for key, value in values.items()}
+        non_json_types = datetime.date | bytes  # types of Parquet that JSON does not have
+        return {key: str(value) if isinstance(value, non_json_types) else value for key, value in values.items()}

@@ -42,7 +42,14 @@ from understudy.view.schema.rollouts import (
 )
 from understudy.wire.decoding import UNREADABLE
 from understudy.wire.model import Block, Conversation, Part, image_url
-from understudy.wire.stored import CutText, RequestReader, characters, image_data, read_request, read_response
+from understudy.wire.stored import (
+    CutText,
+    RequestReader,
+    estimated_characters,
+    image_data,
+    read_request,
+    read_response,
+)
 
 _SHORT = 300
 """If a turn's blocks do not fit on a page, this many characters of each text are shown."""
@@ -198,9 +205,9 @@ class TranscriptReader:
         for call, _ in piece:
             node = self._builder.add(call, conversations[call.id])
             node.shorten()
-            self._held += 3_000 + characters(node.answer or ())
+            self._held += 3_000 + estimated_characters(node.answer or ())
             if call.id in others:
-                self._held += characters(node.conversation.blocks)
+                self._held += estimated_characters(node.conversation.blocks)
             node.call = msgspec.structs.replace(call, response=b"")
             self._last = call.sequence
         self._read += len(piece)

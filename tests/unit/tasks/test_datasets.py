@@ -301,7 +301,7 @@ def test_refused_rows_are_counted_by_reason(tmp_path: Path):
     assert first.startswith("refused 3 rows, the first at ")
     assert "t.jsonl:1 (a-0): problem_statement: is empty" in first
     assert "refused 1 row, " in second
-    assert loaded.report(most=1)[-1] == "and rows refused for 1 other reasons"
+    assert loaded.report(max_reasons=1)[-1] == "and rows refused for 1 other reasons"
 
 
 def test_a_file_without_valid_rows_is_an_error_with_the_reasons(tmp_path: Path):

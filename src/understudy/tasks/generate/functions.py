@@ -24,9 +24,10 @@ Split = Literal["train", "held-out"]
 SPLITS: tuple[Split, ...] = ("train", "held-out")
 REPO = "functions"
 
-_HELD_OUT_SHARE = 4
-"""One name in this many belongs to the held-out split."""
+_NAMES_PER_HELD_OUT = 4
+"""One name of so many belongs to the held-out split."""
 
+# Made-up names have two syllables: an onset, a vowel and a coda each.
 _ONSETS = (*"bdfgklmnprstvz", "br", "dr", "gr", "kl", "pl", "tr")
 _VOWELS = ("a", "e", "i", "o", "u")
 _CODAS = ("", "", "n", "r", "l", "s")
@@ -36,15 +37,15 @@ _CHECK_TIMEOUT_S = 60.0
 
 
 class Meaning(Struct, frozen=True):
-    """What a function does: its docstring and expression, with placeholders `{a}`, `{b}` and `{n}`.
+    """What a function does: its docstring and its expression, with placeholders `{a}`, `{b}` and `{n}`.
 
     `value` computes the result from the arguments and the number. Meanings of the same `kind` take the same
     arguments, so each one is a bug when it is used in place of another.
     """
 
     kind: Literal["two", "number", "list"]
-    says: str
-    does: str
+    docstring: str
+    expression_template: str
     value: Callable[..., Any]
 
 
@@ -89,23 +90,23 @@ class FunctionSpec(Struct, frozen=True):
         """Return the expression that the function returns; with `meaning`, the one it would return for that
         meaning.
         """
-        return self._fill((meaning or self.meaning).does)
+        return self._fill((meaning or self.meaning).expression_template)
 
     def code(self, expression: str) -> str:
         """Return the function's source with this expression."""
-        return f'{self.signature}\n    """{self._fill(self.meaning.says)}"""\n    return {expression}\n'
+        return f'{self.signature}\n    """{self._fill(self.meaning.docstring)}"""\n    return {expression}\n'
 
     def _fill(self, text: str) -> str:
         return text.format(a=self.arguments[0], b=self.arguments[-1], n=self.number)
 
 
 class ModuleSpec(Struct, frozen=True):
-    """A module at `path` with one `faulty` function, which does what `instead` means."""
+    """A module at `path` with one `faulty` function, which does what `wrong_meaning` means."""
 
     path: str
     functions: tuple[FunctionSpec, ...]
     faulty: int
-    instead: Meaning
+    wrong_meaning: Meaning
 
     @property
     def broken(self) -> FunctionSpec:
@@ -115,7 +116,9 @@ class ModuleSpec(Struct, frozen=True):
     def text(self, *, mended: bool) -> str:
         """Return the module's source, with the faulty function corrected if `mended`."""
         parts = [
-            function.code(function.expression(self.instead if number == self.faulty and not mended else None))
+            function.code(
+                function.expression(self.wrong_meaning if number == self.faulty and not mended else None)
+            )
             for number, function in enumerate(self.functions)
         ]
         return "\n\n".join(parts)
@@ -177,7 +180,7 @@ def _new_names(draw: random.Random, split: Split) -> Iterator[str]:
 
 def split_of(word: str) -> Split:
     """Return the split that a made-up word belongs to, by its hash."""
-    held_out = hashlib.sha256(word.encode()).digest()[0] % _HELD_OUT_SHARE == 0
+    held_out = hashlib.sha256(word.encode()).digest()[0] % _NAMES_PER_HELD_OUT == 0
     return "held-out" if held_out else "train"
 
 
@@ -199,7 +202,12 @@ def _task(module: ModuleSpec, seed: int, split: Split) -> Task:
             timeout_s=_CHECK_TIMEOUT_S,
         ),
         gold_patch=gold,
-        meta={"seed": seed, "split": split, "says": module.broken.meaning.does, "does": module.instead.does},
+        meta={
+            "seed": seed,
+            "split": split,
+            "says": module.broken.meaning.expression_template,
+            "does": module.wrong_meaning.expression_template,
+        },
     )
 
 

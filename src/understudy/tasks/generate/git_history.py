@@ -136,7 +136,7 @@ class History:
         links = {into / name: os.fsdecode(contents[blob]) for mode, blob, name in entries if mode == _LINK_MODE}
         for path, target in links.items():
             path.symlink_to(target)
-        _remove_outward(into.resolve(), list(links))
+        _remove_links_out(into.resolve(), list(links))
 
     def file(self, commit: str, path: str) -> str | None:
         """Return the text of a file in a commit; None if it does not exist or is not text."""
@@ -208,7 +208,7 @@ def _check_names(names: list[str]) -> None:
         )
 
 
-def _remove_outward(root: Path, links: list[Path]) -> None:
+def _remove_links_out(root: Path, links: list[Path]) -> None:
     """Remove links that lead out of the tree, directly or through other links."""
     removed = True
     while removed:

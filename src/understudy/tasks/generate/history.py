@@ -41,11 +41,11 @@ Progress = Callable[[int, int], None]
 _WORKDIR = "/workspace"
 _TIMEOUT_S = 300.0
 _CHECK_TIMEOUT_S = 180.0
-_MOST_FILES = 20
-_MOST_LINES = 600
+_MAX_FILES = 20
+_MAX_LINES = 600
 _SHOWN_CHECKS = 3
-_BODY_CHARS = 4000
-_TEST_FILE = re.compile(r"(test_.*|.*_test)\.py")
+_MAX_BODY_CHARACTERS = 4000
+_TEST_FILE = re.compile(r"(test_.*|.*_run_tests)\.py")
 _TEST_PARTS = frozenset(("test", "tests", "testing"))
 _NO_CODE_PARTS = frozenset(("doc", "docs", "examples", "benchmarks"))
 _ROOT_SCRIPTS = frozenset(("setup.py", "noxfile.py", "fabfile.py", "tasks.py", "conftest.py"))
@@ -112,7 +112,7 @@ async def make_from_history(
             tree = trees / commit.parent[:16]
             try:
                 await asyncio.to_thread(_write_tree, history, candidate, tree)
-                task = await _try(candidate, name, tree, packages, sandboxes, environment, cache)
+                task = await _task_of_commit(candidate, name, tree, packages, sandboxes, environment, cache)
             except BaseException:
                 await asyncio.to_thread(shutil.rmtree, tree, ignore_errors=True)
                 raise
@@ -162,11 +162,11 @@ def _candidate(history: History, commit: Commit) -> _Candidate:
     tests = [change for change in changes if change.after and _is_test(change.path)]
     code = [change for change in changes if _is_code(change.path)]
     if not any(_TEST_FILE.fullmatch(posixpath.basename(change.path)) for change in tests):
-        raise TaskError("changes no test file; expected at least one named test_*.py or *_test.py")
+        raise TaskError("changes no test file; expected at least one named test_*.py or *_run_tests.py")
     if not any(change.path.endswith(".py") for change in code):
         raise TaskError("changes no code besides tests; expected at least one other .py file")
-    if len(changes) > _MOST_FILES:
-        raise TaskError(f"changes too many files; expected at most {_MOST_FILES}")
+    if len(changes) > _MAX_FILES:
+        raise TaskError(f"changes too many files; expected at most {_MAX_FILES}")
     if any(change.mode in (b"120000", b"160000") for change in (*tests, *code)):
         raise TaskError(
             "changes a symbolic link or a submodule, which is unsupported; expected only regular files"
@@ -180,8 +180,8 @@ def _candidate(history: History, commit: Commit) -> _Candidate:
 
     before, after = side(code, lambda change: change.before), side(code, lambda change: change.after)
     changed_lines = sum(line[:1] in "+-" for line in unified(before, after).splitlines() if line)
-    if changed_lines > _MOST_LINES:
-        raise TaskError(f"changes more lines of code than expected, which is at most {_MOST_LINES}")
+    if changed_lines > _MAX_LINES:
+        raise TaskError(f"changes more lines of code than expected, which is at most {_MAX_LINES}")
     return _Candidate(commit, side(tests, lambda change: change.after), before, after)
 
 
@@ -200,7 +200,7 @@ def _is_code(path: str) -> bool:
     return len(parts) > 1 or (path.endswith(".py") and path not in _ROOT_SCRIPTS)
 
 
-async def _try(
+async def _task_of_commit(
     candidate: _Candidate,
     name: str,
     tree: Path,
@@ -232,8 +232,8 @@ async def _try(
     prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
     sandbox = await sandboxes.open(sandbox_spec(prepared, environment))
     try:
-        before = [await _test(candidate, sandbox, gold=False) for _ in range(2)]
-        after = [await _test(candidate, sandbox, gold=True) for _ in range(2)]
+        before = [await _run_tests(candidate, sandbox, gold=False) for _ in range(2)]
+        after = [await _run_tests(candidate, sandbox, gold=True) for _ in range(2)]
         workdir = sandbox.workdir
     finally:
         await sandbox.close()
@@ -255,7 +255,7 @@ async def _try(
     return replace(task, checks=checks, instruction=_instruction(name, candidate.commit, failures))
 
 
-async def _test(candidate: _Candidate, sandbox: Sandbox, *, gold: bool) -> PytestReport:
+async def _run_tests(candidate: _Candidate, sandbox: Sandbox, *, gold: bool) -> PytestReport:
     """Return the report of the commit's tests on the tree before it, or with `gold` on the tree after it."""
     files = {**candidate.tests, **(candidate.after if gold else {})}
     removed = [path for path in candidate.before if gold and path not in candidate.after]
@@ -288,15 +288,15 @@ def _write_tree(history: History, candidate: _Candidate, tree: Path) -> None:
     version = re.sub(r"^\D*", "", history.latest_tag(commit.parent)) or "0.0.0"
     root = tree / "src" if (tree / "src").is_dir() else tree
     about = root / f"{re.sub(r'[-_.]+', '_', name)}.egg-info" / "PKG-INFO"
-    _add(tree, about, f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    _add_file(tree, about, f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     for keys in _VERSION_FILES:
         path = _value(data, *keys)
         if isinstance(path, str):
             file = tree / relative_path(path, "pyproject.toml")
-            _add(tree, file, f"version = __version__ = {version!r}\nversion_tuple = ()\n")
+            _add_file(tree, file, f"version = __version__ = {version!r}\nversion_tuple = ()\n")
 
 
-def _add(tree: Path, file: Path, text: str) -> None:
+def _add_file(tree: Path, file: Path, text: str) -> None:
     """Write a file that does not exist in the tree, without following links, which the repository controls."""
     if os.path.lexists(file) or file.parent.resolve() != tree.resolve() / file.parent.relative_to(tree):
         return
@@ -320,7 +320,7 @@ def _value(data: dict[str, Any], *keys: str) -> object:
 def _instruction(name: str, commit: Commit, failures: list[FailedCheck]) -> str:
     functions = one_per_function(failures)
     number = len(functions)
-    body = re.sub(r"\n{3,}", "\n\n", _TRAILER.sub("", commit.body)).strip()[:_BODY_CHARS]
+    body = re.sub(r"\n{3,}", "\n\n", _TRAILER.sub("", commit.body)).strip()[:_MAX_BODY_CHARACTERS]
     checks = "One check of it fails" if number == 1 else f"{number} checks of it fail"
     parts = [
         f"# {name}: {commit.subject}",

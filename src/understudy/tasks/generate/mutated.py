@@ -29,7 +29,7 @@ from understudy.util.diffs import unified
 Progress = Callable[[int, int], None]
 """Called with how many tasks are made and how many mutants were tried."""
 
-_BROKEN_SHARE = (0.01, 0.5)
+_FAILING_SHARE_BOUNDS = (0.01, 0.5)  # of the tests that reach the mutated lines
 _MUTATIONS = {1: 50, 2: 35, 3: 15}  # weights of the number of mutations in a task
 _TRIES_PER_TASK = 40
 _CHECK_TIMEOUT_S = 60.0
@@ -38,7 +38,7 @@ _CHECK_TIMEOUT_S = 60.0
 # machine, so that the same mutants are kept everywhere. The wall-clock limit is for mutants that sleep.
 _LAUNCHER_MOUNT = "/opt/understudy/launcher"
 _CPU_FILE = "cpu-seconds"
-_WALL_S = 120.0
+_WALL_CLOCK_LIMIT_S = 120.0
 _LIMITS = SandboxLimits(memory_bytes=1 << 30, processes=256, disk_bytes=256 << 20)
 
 
@@ -80,7 +80,7 @@ async def make_mutated(
     async def attempt(mutant: Mutant) -> Task | None:
         sandbox = await free.get()
         try:
-            return await _try(mutant, chosen, seed, measured, prepared.tree, sandbox)
+            return await _task_of_mutant(mutant, chosen, seed, measured, prepared.tree, sandbox)
         finally:
             free.put_nowait(sandbox)
 
@@ -159,7 +159,7 @@ def _candidates(targets: list[_MutationTarget], seed: str, limit: int) -> Iterat
         (size,) = draw.choices(list(_MUTATIONS), list(_MUTATIONS.values()))
         picked: list[Site] = []
         for _ in range(size):
-            near = [site for site in target.reached if all(_apart(site, other) for other in picked)]
+            near = [site for site in target.reached if all(_are_apart(site, other) for other in picked)]
             if not near:
                 break
             operator = draw.choice(sorted({site.operator for site in near}))
@@ -173,7 +173,7 @@ def _candidates(targets: list[_MutationTarget], seed: str, limit: int) -> Iterat
         yield Mutant(target.path, chosen, target.text, changed, tuple(files))
 
 
-def _apart(site: Site, other: Site) -> bool:
+def _are_apart(site: Site, other: Site) -> bool:
     return site.line != other.line and (site.end <= other.start or other.end <= site.start)
 
 
@@ -185,12 +185,12 @@ def _compiles(text: str) -> bool:
     return True
 
 
-async def _try(
+async def _task_of_mutant(
     mutant: Mutant, package: Package, seed: int, measured: Baseline, tree: Path, sandbox: Sandbox
 ) -> Task | None:
     """Return the task of a mutant; None if too few or too many tests notice it, or not reliably."""
     relevant = [node_id for node_id in measured.stable if node_id.partition("::")[0] in mutant.files]
-    report = await _test(mutant, measured, sandbox)
+    report = await _run_tests(mutant, measured, sandbox)
     if report is None or not (broken := _broken(report, relevant)):
         return None
     failures = _failures(report, broken, sandbox)
@@ -200,7 +200,7 @@ async def _try(
         return None  # a failing test cannot be removed from its file
     if leaks_fault(task.instruction, _faulty_lines(mutant)):
         return None
-    again = await _test(mutant, measured, sandbox)
+    again = await _run_tests(mutant, measured, sandbox)
     if again is None or _broken(again, relevant) != broken:
         return None
     return task if _failures(again, broken, sandbox) == failures else None
@@ -212,7 +212,7 @@ def _failures(report: PytestReport, broken: list[str], sandbox: Sandbox) -> list
     return [FailedCheck(id, message) for id, message in messages]
 
 
-async def _test(mutant: Mutant, measured: Baseline, sandbox: Sandbox) -> PytestReport | None:
+async def _run_tests(mutant: Mutant, measured: Baseline, sandbox: Sandbox) -> PytestReport | None:
     """Return the report of the mutant's test files; None if they did not end in time, or twice used up the
     sandbox's memory.
     """
@@ -221,7 +221,7 @@ async def _test(mutant: Mutant, measured: Baseline, sandbox: Sandbox) -> PytestR
         try:
             await sandbox.write(posixpath.join(sandbox.workdir, mutant.module), mutant.changed.encode())
             await sandbox.write(posixpath.join(sandbox.home, _CPU_FILE), str(measured.cpu_s(files)).encode())
-            report = await run_pytest(sandbox, files, timeout_s=_WALL_S)
+            report = await run_pytest(sandbox, files, timeout_s=_WALL_CLOCK_LIMIT_S)
             break
         except ProcessKilled:
             continue  # for its own memory, or for that of other programs on this machine
@@ -236,7 +236,7 @@ def _broken(report: PytestReport, relevant: list[str]) -> list[str]:
     """Return the relevant tests that fail; empty if there are too few or too many, or if some were not run."""
     outcomes = [report.outcomes.get(node_id, "missing") for node_id in relevant]
     broken = [node_id for node_id, outcome in zip(relevant, outcomes, strict=True) if outcome != "passed"]
-    least, most = (share * len(relevant) for share in _BROKEN_SHARE)
+    least, most = (share * len(relevant) for share in _FAILING_SHARE_BOUNDS)
     fits = least <= len(broken) <= most and set(outcomes) <= {"passed", "failed", "error"}
     return broken if fits else []
 

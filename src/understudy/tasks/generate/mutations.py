@@ -77,8 +77,8 @@ class ParsedModule:
         return self._starts[first - 1], self._starts[last]
 
     def find(self, start: int, end: int, pattern: str) -> tuple[int, int]:
-        """Return the span of the first match of `pattern` between two offsets; comments are skipped. There must be
-        no strings.
+        """Return the span of the first match of `pattern` between two offsets; comments are skipped. The
+        text between the offsets must have no strings.
         """
         gap = re.sub(r"#[^\r\n]*", lambda comment: " " * len(comment[0]), self.text[start:end])
         match = re.search(pattern, gap)
@@ -357,24 +357,24 @@ def hide_tests(text: str, node_ids: Iterable[str]) -> str:
     TaskError when a test is not found in this text, or code outside of functions uses it.
     """
     module = ParsedModule(text)
-    places = list(_tests(module.tree.body, ()))
+    definitions_of_tests = list(_tests(module.tree.body, ()))
     bases = {
         node.name: [base.id for base in node.bases if isinstance(base, ast.Name)]
         for node in module.tree.body
         if isinstance(node, ast.ClassDef)
     }
-    doomed: dict[int, _Definition] = {}
+    removed: dict[int, _Definition] = {}
     for node_id in sorted({function_of(node_id) for node_id in node_ids}):
-        definitions = _defined(places, bases, tuple(node_id.split("::")[1:]))
+        definitions = _defined(definitions_of_tests, bases, tuple(node_id.split("::")[1:]))
         if not definitions:
             expected = "expected one that is defined there, not generated or imported"
             raise TaskError(f"{node_id}: no such test function in its file; {expected}")
-        doomed |= {id(definition[1]): definition for definition in definitions}
-    _add_callers(module.tree, places, doomed)
+        removed |= {id(definition[1]): definition for definition in definitions}
+    _add_callers(module.tree, definitions_of_tests, removed)
     edits: list[tuple[int, int, str]] = []
-    for _, test, body in doomed.values():
+    for _, test, body in removed.values():
         start, end = _extent(module, test)
-        emptied = all(id(statement) in doomed for statement in body)
+        emptied = all(id(statement) in removed for statement in body)
         filler = " " * test.col_offset + "pass\n" if emptied and test.col_offset and test is body[0] else ""
         edits.append((start, end, filler))
     for start, end, filler in sorted(edits, reverse=True):
@@ -414,18 +414,18 @@ def _defined(
     return []
 
 
-def _add_callers(tree: ast.Module, definitions: list[_Definition], doomed: dict[int, _Definition]) -> None:
-    """Add to `doomed` every function that uses a doomed one, repeatedly."""
+def _add_callers(tree: ast.Module, definitions: list[_Definition], removed: dict[int, _Definition]) -> None:
+    """Add to `removed` every function that uses one of them, repeatedly."""
     while True:
-        names = {test.name for _, test, _ in doomed.values()}
+        names = {test.name for _, test, _ in removed.values()}
         callers = {
             id(definition[1]): definition
             for definition in definitions
-            if id(definition[1]) not in doomed and _used(definition[1]) & names
+            if id(definition[1]) not in removed and _used(definition[1]) & names
         }
         if not callers:
             break
-        doomed |= callers
+        removed |= callers
     inside = {id(node) for _, test, _ in definitions for node in ast.walk(test)}
     if used := _used(tree, without=inside) & names:
         raise TaskError(
