@@ -48,7 +48,7 @@ def run_stoppable(
             elif math.isfinite(drain_timeout_s):
                 loop.call_later(drain_timeout_s, stop_draining)
 
-        for number in heeded(signal.SIGINT, signal.SIGTERM):
+        for number in not_ignored(signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupt)
         return await running
 
@@ -68,14 +68,14 @@ def run_sandboxes(work: Coroutine[Any, Any, T]) -> T:
     return uvloop.run(work)
 
 
-def heeded(*numbers: signal.Signals) -> list[signal.Signals]:
+def not_ignored(*numbers: signal.Signals) -> list[signal.Signals]:
     """Return those of the signals that were not ignored when this process started."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def interrupt_on_termination() -> None:
     """Make SIGTERM and SIGHUP raise KeyboardInterrupt, like Ctrl-C."""
-    for number in heeded(signal.SIGTERM, signal.SIGHUP):
+    for number in not_ignored(signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
 
 

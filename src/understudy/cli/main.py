@@ -17,7 +17,11 @@ from itertools import pairwise
 from understudy.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from understudy.errors import ConfigError
 
-_RENAMED = {"model-name-or-path": "backend-model-high", "server-address": "base-url", "max-step": "max-turns"}
+_RENAMED_OPTIONS = {
+    "model-name-or-path": "backend-model-high",
+    "server-address": "base-url",
+    "max-step": "max-turns",
+}
 _BACKENDS = ("vllm", "anthropic", "openai", "sglang", "embedded")
 _OLD_OPTION = re.compile(
     r"--(official|(?:dataset_path|output_dir|base_url|max_turns|(?:back|front)end_model_(?:high|low)|cooldown_seconds"
@@ -81,7 +85,7 @@ def current_spelling(arguments: Sequence[str]) -> str:
             value = argument.partition("=")[2]
         elif name != "official" and rest:
             value = rest.pop(0)
-        name = _RENAMED.get(name, name)
+        name = _RENAMED_OPTIONS.get(name, name)
         if name == "base-url" and "://" not in value:
             value = f"http://{value}"
         # --official meant Anthropic's own API, which needs no address.
@@ -93,7 +97,7 @@ def current_spelling(arguments: Sequence[str]) -> str:
     return shlex.join(["understudy", "run", backend, *options])
 
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def main() -> None:
@@ -118,7 +122,7 @@ def main() -> None:
 
             _end(visible(f"{error.boundary} error: {error}"), EXIT_ERROR)
         except OSError as error:
-            if error.errno not in (*_NO_ROOM, errno.EPIPE):
+            if error.errno not in (*_WRITE_ERRORS, errno.EPIPE):
                 raise
             # Python would flush the rest at exit and fail again, so redirect it to nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

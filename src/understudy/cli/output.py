@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 """The `--json` option of most commands."""
 
-_UNWRAPPED = 1 << 16
+_UNWRAPPED_WIDTH = 1 << 16
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -45,7 +45,7 @@ def console() -> Console:
     result = Console(markup=False, highlight=False, emoji=False)
     width, height = result.size
     # Set once, because otherwise each printed line would query the terminal's size several times.
-    result.size = ConsoleDimensions(width if result.is_terminal else _UNWRAPPED, height)
+    result.size = ConsoleDimensions(width if result.is_terminal else _UNWRAPPED_WIDTH, height)
     return result
 
 

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-_TERMINAL_S = 0.25
+_REDRAW_PAUSE_S = 0.25
 
 
 class LiveStatus:
@@ -69,7 +69,7 @@ def _draw_live(status: LiveStatus, stream: TextIO, stop: threading.Event) -> Non
                 return
             spinner.update(text=Text(status.line()))
             live.refresh()
-            stop.wait(_TERMINAL_S)
+            stop.wait(_REDRAW_PAUSE_S)
 
 
 def _draw_plain(status: LiveStatus, stream: TextIO, stop: threading.Event) -> None:

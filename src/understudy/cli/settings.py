@@ -99,7 +99,7 @@ def run_gateway_config(settings: ModelSettings) -> tuple[GatewayConfig, str, str
     own_names = config.models.high.model is not None if by_file else backend == "embedded"
     if not own_names:
         high, low = high or FRONTEND_HIGH, low or FRONTEND_LOW
-    return _sampled(_routed(config, high, low), settings), high, low
+    return _with_sampling(_with_model_names(config, high, low), settings), high, low
 
 
 def _names_models(config: Path | None) -> bool:
@@ -133,7 +133,7 @@ def embedded_server(config: GatewayConfig, settings: ModelSettings) -> tuple[str
     return None, str(weights.absolute()), version or fingerprint(weights)
 
 
-def _sampled(config: GatewayConfig, settings: ModelSettings) -> GatewayConfig:
+def _with_sampling(config: GatewayConfig, settings: ModelSettings) -> GatewayConfig:
     """Return the configuration with the settings' sampling parameters overriding those of agents, if any are
     given.
     """
@@ -150,7 +150,7 @@ def _sampled(config: GatewayConfig, settings: ModelSettings) -> GatewayConfig:
     )
 
 
-def _routed(config: GatewayConfig, high: str, low: str) -> GatewayConfig:
+def _with_model_names(config: GatewayConfig, high: str, low: str) -> GatewayConfig:
     """Return the configuration with these names for the high and the low model."""
     names: dict[str, ModelRole] = {}
     routes: tuple[tuple[str, ModelRole], ...] = ((high, "high"), (low, "low"))

@@ -163,7 +163,7 @@ def _exact(calls: Sequence[Call]) -> ExactFigures | None:
 
 _PASSING = ("passed", "xfailed", "skipped")
 _PATCH_STYLES = (("+++", "bold"), ("---", "bold"), ("diff ", "bold"), ("@@", "cyan"), ("+", "green"), ("-", "red"))
-_DEEP = 8
+_MAX_INDENT = 8
 _ROLE_STYLES = {"compaction": "cyan", "auxiliary": "dim"}
 _STATUS_STYLES = {"succeeded": "green", "failed": "red", "timeout": "yellow", "unresponsive": "yellow"}
 
@@ -253,9 +253,9 @@ class TranscriptPrinter(PagePrinter):
     def _outline(self, lines: Sequence[BranchLine]) -> None:
         if lines:
             self.section("branches")
-        width = max((len(visible(line.name)) + 2 * min(line.depth, _DEEP) for line in lines), default=0)
+        width = max((len(visible(line.name)) + 2 * min(line.depth, _MAX_INDENT) for line in lines), default=0)
         for line in lines:
-            name = f"{'  ' * min(line.depth, _DEEP)}{line.name}"
+            name = f"{'  ' * min(line.depth, _MAX_INDENT)}{line.name}"
             parts = [f"{line.role:10}", f"{line.calls} calls" if line.calls != 1 else "1 call"]
             if line.answered != line.calls:
                 parts.append(f"{line.calls - line.answered} without an answer")
@@ -277,7 +277,7 @@ class TranscriptPrinter(PagePrinter):
             self.line(f"{finding.kind}: {finding.message}{where}", "yellow")
 
     def _branch(self, line: BranchLine, nodes: Sequence[Node]) -> None:
-        depth = min(line.depth, _DEEP)
+        depth = min(line.depth, _MAX_INDENT)
         self.section(f"branch {line.name}" + (f", {line.origin}" if line.origin else ""), depth)
         for node in nodes:
             self._turn(node, depth)

@@ -136,7 +136,7 @@ async def execute_attempt(
     return verdict
 
 
-_MOST_LOG_BYTES = 1 << 20
+_MAX_LOG_BYTES = 1 << 20
 
 _ATTEMPT_STATUSES: dict[AgentOutcome, AttemptStatus] = {
     "completed": "succeeded",
@@ -207,7 +207,7 @@ async def _run_agent(
         error = None if limit_finding else _error_of_agent(context.agent, calls, result, session)
         if error and not (final and isinstance(error, AgentError) and error.had_answers):
             # Of an agent that floods its output the end is enough, since each attempt is stored.
-            error.logs = {name: content[-_MOST_LOG_BYTES:] for name, content in result.logs.items()}
+            error.logs = {name: content[-_MAX_LOG_BYTES:] for name, content in result.logs.items()}
             raise error
         with stopwatch.part("patch_s"):
             patch = await extract_patch(sandbox, prepared.git)
@@ -271,7 +271,7 @@ def _finished_calls(store: Store, attempt: Attempt) -> list[Call]:
     return [call for call in store.calls.of_attempt(attempt.id) if call.status != "abandoned"]
 
 
-_BOUNDARIES: dict[str, type[UnderstudyError]] = {"backend": BackendError, "gateway": GatewayError}
+_ERRORS_BY_BOUNDARY: dict[str, type[UnderstudyError]] = {"backend": BackendError, "gateway": GatewayError}
 
 
 def _budget(context: RunContext) -> Budget | None:
@@ -316,6 +316,8 @@ def _error_of_agent(
     if result.outcome != "crashed":
         return None
     last = calls[-1] if calls else None
-    if last is not None and last.error is not None and last.error.boundary in _BOUNDARIES:
-        return _BOUNDARIES[last.error.boundary](f"{last.error.message} (the agent then said: {result.message})")
+    if last is not None and last.error is not None and last.error.boundary in _ERRORS_BY_BOUNDARY:
+        return _ERRORS_BY_BOUNDARY[last.error.boundary](
+            f"{last.error.message} (the agent then said: {result.message})"
+        )
     return AgentError(result.message, had_answers=any(call.status == "ok" for call in calls))

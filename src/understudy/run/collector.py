@@ -229,7 +229,7 @@ class RolloutBatch(RunMonitor):
         self._store: Store | None = None
         self._work: asyncio.Task[RunSummary] | None = None
         self._reported = -1
-        self._drain = False
+        self._should_drain = False
 
     # --- called by the collector ------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class RolloutBatch(RunMonitor):
 
     def drain(self) -> None:
         """Start no further rollouts."""
-        self._drain = True
+        self._should_drain = True
         if self._scheduler is not None:
             self._scheduler.drain()
 
@@ -258,10 +258,10 @@ class RolloutBatch(RunMonitor):
         """Keep the scheduler and the store, whose counts can be read from now on."""
         self._scheduler, self._store = scheduler, store
         self.status = "collecting"
-        if self._drain:
+        if self._should_drain:
             scheduler.drain()
 
-    def waits(self, reason: str) -> None:
+    def waiting(self, reason: str) -> None:
         """Show why no worker takes it as the status."""
         self.status = reason or "collecting"
 

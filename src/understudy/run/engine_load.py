@@ -16,8 +16,10 @@ from understudy.errors import ConfigError
 PERIOD_S = 5.0
 """How often the metrics are read."""
 
-FULL, BUSY = 0.95, 0.85
-"""Shares of the KV cache in use: from `FULL` on the number of agents falls, from `BUSY` on it does not rise."""
+FULL_CACHE, BUSY_CACHE = 0.95, 0.85
+"""Shares of the KV cache in use: from `FULL_CACHE` on the number of agents falls, from `BUSY_CACHE` on it does not
+rise.
+"""
 
 _TIMEOUT_S = 10.0
 _METRICS = {
@@ -70,9 +72,9 @@ def next_limit(limit: int, in_use: int, before: EngineLoad, now: EngineLoad, *, 
     The limit falls by a quarter after preemptions or with a full cache. It stays while requests wait, the cache is
     busy, or not all places are used. Otherwise it rises by an eighth.
     """
-    if now.preemptions > before.preemptions or now.cache_use >= FULL:
+    if now.preemptions > before.preemptions or now.cache_use >= FULL_CACHE:
         return max(low, limit * 3 // 4)
-    if now.waiting > 0 or now.cache_use >= BUSY or in_use < limit:
+    if now.waiting > 0 or now.cache_use >= BUSY_CACHE or in_use < limit:
         return limit
     return min(high, limit + max(1, limit // 8))
 
@@ -94,15 +96,15 @@ class AgentSlots:
         if not self.locked():
             self.in_use += 1
             return
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        slot_future = asyncio.get_running_loop().create_future()
+        self._waiting.append(slot_future)
         try:
-            await place
+            await slot_future
         except asyncio.CancelledError:
-            if not place.cancelled():
+            if not slot_future.cancelled():
                 self.release()
-            elif place in self._waiting:  # not if `_admit` has removed it already
-                self._waiting.remove(place)
+            elif slot_future in self._waiting:  # not if `_admit` has removed it already
+                self._waiting.remove(slot_future)
             raise
 
     def release(self) -> None:
@@ -117,10 +119,10 @@ class AgentSlots:
 
     def _admit(self) -> None:
         while self._waiting and self.in_use < self.limit:
-            place = self._waiting.popleft()
-            if not place.done():
+            slot_future = self._waiting.popleft()
+            if not slot_future.done():
                 self.in_use += 1
-                place.set_result(None)
+                slot_future.set_result(None)
 
 
 class ConcurrencyController:

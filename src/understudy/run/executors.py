@@ -41,7 +41,7 @@ class WorkerFleet(Protocol):
         """Have the workers claim nothing more. May be called again, for workers that were started meanwhile."""
         ...
 
-    def waits(self) -> str:
+    def idle_reason(self) -> str:
         """Return why none of them works. Raises ConfigError if all have failed. Called in a thread."""
         ...
 
@@ -80,7 +80,7 @@ class RunMonitor:
     def running(self, scheduler: RunInProgress, store: Store) -> None:
         """The rollouts start. The scheduler's progress and the store's counts can be read from now on."""
 
-    def waits(self, reason: str) -> None:
+    def waiting(self, reason: str) -> None:
         """No worker works on the run, for this reason; "" if one does, or may soon."""
 
     def stopped(self) -> None:
@@ -143,7 +143,7 @@ def waiting_for(store: Store, run_id: str, fleet: WorkerFleet | None = None) -> 
     alive = [each for each in store.leases.workers() if each.alive and each.run_id is None]
     if not alive:
         if fleet is not None:
-            return fleet.waits()
+            return fleet.idle_reason()
         return f"no worker is there; start some with: understudy worker --store '{store.location}'"
     reasons = {each.id: each.leaves[run_id] for each in alive if run_id in each.leaves}
     if len(reasons) < len(alive):
@@ -192,7 +192,7 @@ async def finish_by_workers(
             reason = ""
             if idle:
                 reason = await read_stored(waiting_for, store, run_id, fleet)
-            monitor.waits(reason)
+            monitor.waiting(reason)
             if outputs is not None:
                 await through_outages(outputs.catch_up)
         if outputs is not None:

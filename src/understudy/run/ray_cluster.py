@@ -19,8 +19,8 @@ from understudy.errors import ConfigError
 from understudy.util.settings import option
 from understudy.util.text import visible_line
 
-_CONNECT_S = 10.0
-_NODES_S = 60.0
+_CONNECT_TIMEOUT_S = 10.0
+_NODES_TIMEOUT_S = 60.0
 
 
 class RayOptions(Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ def _connect(ray: Any, address: str) -> None:
     try:
         if colon and port.isdecimal() and "://" not in host:
             # Ray's own retries would take minutes.
-            socket.create_connection((host, int(port)), _CONNECT_S).close()
+            socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         # Ray also reports this error if its own version or Python's differs from the cluster's.
@@ -106,14 +106,14 @@ async def _check_nodes(ray: Any, cpus: float) -> int:
         if node["Alive"] and node["Resources"].get("CPU", 0.0) >= cpus
     ]
     # A function of Python's standard library, since ours cannot be imported on a node without Understudy.
-    ask = ray.remote(num_cpus=0, max_retries=0)(version)
+    get_version = ray.remote(num_cpus=0, max_retries=0)(version)
     releases: dict[str, str] = {}
 
-    async def find(node: dict[str, Any]) -> None:
+    async def read_release(node: dict[str, Any]) -> None:
         strategy = affinity(node["NodeID"], soft=False)
         try:
             release = await asyncio.wrap_future(
-                ask.options(scheduling_strategy=strategy).remote("understudy").future()
+                get_version.options(scheduling_strategy=strategy).remote("understudy").future()
             )
         except PackageNotFoundError:
             release = "none"
@@ -121,8 +121,8 @@ async def _check_nodes(ray: Any, cpus: float) -> int:
             return  # the node went away meanwhile
         releases[f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"] = release
 
-    if asking := [asyncio.create_task(find(node)) for node in nodes]:
-        await asyncio.wait(asking, timeout=_NODES_S)
+    if version_tasks := [asyncio.create_task(read_release(node)) for node in nodes]:
+        await asyncio.wait(version_tasks, timeout=_NODES_TIMEOUT_S)
     if others := [f"{release} on {name}" for name, release in sorted(releases.items()) if release != __version__]:
         raise ConfigError(
             f"--engine ray: expected Understudy {__version__} on every node, got {', '.join(others)}; install "

@@ -25,10 +25,10 @@ from understudy.types import ErrorInfo, Task, Verdict, info_of
 from understudy.util.processes import raise_file_limit
 from understudy.util.text import visible_line
 
-_TRIES = 2
+_RETRIES = 2
 """How often Ray repeats a grading whose actor died with its node."""
 
-_PLACE_S, _STOP_S = 20.0, 15.0
+_PLACEMENT_TIMEOUT_S, _STOP_TIMEOUT_S = 20.0, 15.0
 
 
 class _GradingRequest(Struct, frozen=True):
@@ -112,7 +112,7 @@ class RayGraders:
             output: bytes = await asyncio.wrap_future(actor.grade.remote(content).future())
         except self._ray.exceptions.RayError as error:
             raise GraderError(
-                f"Ray lost the actor that graded it {_TRIES + 1} times: {visible_line(str(error))}; check the "
+                f"Ray lost the actor that graded it {_RETRIES + 1} times: {visible_line(str(error))}; check the "
                 "cluster's nodes, then run the same command again"
             ) from error
         reply = msgspec.msgpack.decode(output, type=_GradingReply)
@@ -136,14 +136,16 @@ async def ray_graders(
         kind = ray.remote(RayGrader).options(
             num_cpus=options.cpus,
             max_restarts=-1,
-            max_task_retries=_TRIES,
+            max_task_retries=_RETRIES,
             max_concurrency=options.ray_capacity,
             scheduling_strategy="SPREAD",
         )
         actors = [kind.remote(sandbox, doubt) for _ in range(number)]
         try:
             ready = [asyncio.wrap_future(actor.__ray_ready__.remote().future()) for actor in actors]
-            placed, _ = await asyncio.wait(ready, timeout=_PLACE_S, return_when=asyncio.FIRST_COMPLETED)
+            placed, _ = await asyncio.wait(
+                ready, timeout=_PLACEMENT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+            )
             if not placed:
                 report(
                     f"Ray has started no actor yet: {number} of them ask for {options.cpus:g} CPUs each; "
@@ -151,7 +153,7 @@ async def ray_graders(
                 )
             yield RayGraders(ray, actors, number * options.ray_capacity)
             await asyncio.wait(
-                [asyncio.wrap_future(actor.close.remote().future()) for actor in actors], timeout=_STOP_S
+                [asyncio.wrap_future(actor.close.remote().future()) for actor in actors], timeout=_STOP_TIMEOUT_S
             )
         finally:
             for actor in actors:

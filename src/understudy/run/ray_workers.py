@@ -27,13 +27,14 @@ from understudy.types import ErrorInfo, info_of
 from understudy.util.processes import raise_file_limit
 from understudy.util.text import visible_line
 
-_AGAIN_S = 30.0
+_RESTART_PAUSE_S = 30.0
 """After how many seconds an actor whose worker ended with an error starts again."""
 
-_FAILS = 3
-"""A worker has failed for good after this many errors in a row, each within _AGAIN_S seconds of its start."""
+_MAX_FAILURES = 3
+"""A worker has failed for good after this many errors in a row, each within _RESTART_PAUSE_S seconds of its start.
+"""
 
-_STOP_S = 15.0
+_STOP_TIMEOUT_S = 15.0
 
 
 class RayWorker:
@@ -160,9 +161,9 @@ class RayFleet:
                 error = ErrorInfo("run", type(failure).__name__, str(failure))
             if error is None:
                 return
-            count = count + 1 if now() - started_at < _AGAIN_S else 1
+            count = count + 1 if now() - started_at < _RESTART_PAUSE_S else 1
             self._faults[number] = _WorkerFailure(visible_line(error.message), count)
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_RESTART_PAUSE_S)
             self._faults.pop(number)
 
     def drain(self) -> None:
@@ -170,18 +171,20 @@ class RayFleet:
         for actor in self._actors:
             actor.drain.remote()
 
-    def waits(self) -> str:
+    def idle_reason(self) -> str:
         """Return why no worker of this fleet works. Raises ConfigError if all of them have failed for good."""
         # copied, because the event loop may change it while this thread reads it
         faults = list(self._faults.items())
         if faults:
             number, fault = faults[-1]
-            if len(faults) == len(self._actors) and all(each.count >= _FAILS for _, each in faults):
+            if len(faults) == len(self._actors) and all(each.count >= _MAX_FAILURES for _, each in faults):
                 raise ConfigError(
-                    f"--engine ray: the workers of all {len(self._actors)} actors have failed {_FAILS} times in "
-                    f"a row, the last one with: {fault.message}; fix the cause, then run the same command again"
+                    f"--engine ray: the workers of all {len(self._actors)} actors have failed {_MAX_FAILURES} "
+                    f"times in a row, the last one with: {fault.message}; fix the cause, then run the same "
+                    "command again"
                 )
-            return f"actor {number + 1} of {len(self._actors)} begins anew in {_AGAIN_S:.0f} s: {fault.message}"
+            actor = f"actor {number + 1} of {len(self._actors)}"
+            return f"{actor} begins anew in {_RESTART_PAUSE_S:.0f} s: {fault.message}"
         free, total = (
             resources.get("CPU", 0.0)
             for resources in (self._ray.available_resources(), self._ray.cluster_resources())
@@ -199,7 +202,7 @@ class RayFleet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if stopping:
-            await asyncio.wait(stopping, timeout=_STOP_S)
+            await asyncio.wait(stopping, timeout=_STOP_TIMEOUT_S)
         for actor in self._actors:
             self._ray.kill(actor)
 

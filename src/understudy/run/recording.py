@@ -28,9 +28,9 @@ _NOT_RECORDED = frozenset(
 )  # fmt: skip
 """Headers of the connection, and those with the key."""
 
-_LONGEST = 300
-_KEPT = 150
-"""A prompt of an agent that is longer than `_LONGEST` characters is cut to `_KEPT`."""
+_UNCUT_CHARACTERS = 300
+_KEPT_CHARACTERS = 150
+"""A prompt of an agent that is longer than `_UNCUT_CHARACTERS` characters is cut to `_KEPT_CHARACTERS`."""
 
 
 class Reply(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -208,13 +208,21 @@ def _cut(body: Any) -> Any:
 
     They are most of a request, and belong to the agent's makers. What tools returned and models wrote stays whole.
     """
-    return {name: _cut_all(value) if name in _PROMPTS else _cut_messages(value) for name, value in body.items()}
+    return {
+        name: _cut_all(value) if name in _PROMPT_FIELDS else _cut_messages(value) for name, value in body.items()
+    }
 
 
-_SUMMARY = pattern("compaction", "question")
-_PROMPTS = ("instructions", "system", "systemInstruction", "tools")
-_ANSWERS = ("assistant", "model", "tool")
-_RESULTS = ("tool_result", "function_call_output", "custom_tool_call_output", "function_call", "custom_tool_call")
+_SUMMARY_REQUEST = pattern("compaction", "question")
+_PROMPT_FIELDS = ("instructions", "system", "systemInstruction", "tools")
+_UNCUT_ROLES = ("assistant", "model", "tool")
+_UNCUT_ITEMS = (
+    "tool_result",
+    "function_call_output",
+    "custom_tool_call_output",
+    "function_call",
+    "custom_tool_call",
+)
 
 
 def _cut_messages(value: Any) -> Any:
@@ -226,9 +234,9 @@ def _cut_messages(value: Any) -> Any:
 def _is_prompt(message: Any) -> bool:
     match message:
         case {"role": role}:
-            return role not in _ANSWERS
+            return role not in _UNCUT_ROLES
         case {"type": kind}:
-            return kind not in _RESULTS
+            return kind not in _UNCUT_ITEMS
         case _:
             return False
 
@@ -241,12 +249,13 @@ def _cut_all(value: Any) -> Any:
             return {name: _cut_all(inner) for name, inner in cast(dict[str, Any], value).items()}
         case list():
             return [_cut_all(inner) for inner in cast(list[Any], value)]
-        case str() if len(value) > _LONGEST:
+        case str() if len(value) > _UNCUT_CHARACTERS:
             digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
             # The wording by which a request for a summary is recognised stays, wherever it is.
-            asked = _SUMMARY.match(value)
-            end = asked.end() if asked else 0
-            return f"{value[:_KEPT]}{value[max(_KEPT, end - _KEPT) : end]} «{len(value)} characters, {digest}»"
+            request = _SUMMARY_REQUEST.match(value)
+            end = request.end() if request else 0
+            wording = value[max(_KEPT_CHARACTERS, end - _KEPT_CHARACTERS) : end]
+            return f"{value[:_KEPT_CHARACTERS]}{wording} «{len(value)} characters, {digest}»"
         case _:
             return value
 

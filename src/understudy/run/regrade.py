@@ -35,7 +35,7 @@ class RegradeSummary(Struct, frozen=True):
     errors: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def _make(directory: Path) -> None:
+def _make_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -67,7 +67,7 @@ async def regrade_run(
     `grade` validates a task first, as in a run. `progress` gets how many are done, and the total. Raises
     StoreError, and ConfigError if files cannot be written.
     """
-    await asyncio.to_thread(_make, directory)
+    await asyncio.to_thread(_make_directory, directory)
     decided = await read_stored(store.outcomes.decisions)
     summary = RegradeSummary(len(decided))
     slots = asyncio.Semaphore(concurrency)

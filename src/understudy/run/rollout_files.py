@@ -31,14 +31,14 @@ from understudy.trajectory.tree import Node, build
 from understudy.types import Attempt, ErrorInfo, Rollout, Task
 from understudy.util.files import atomic_path
 
-_NOTE = "rollout.json"
-_DEPTH, _NAME_BYTES = 8, 200
+_NOTE_FILE = "rollout.json"
+_MAX_DEPTH, _MAX_NAME_BYTES = 8, 200
 
 _log = logging.getLogger(__name__)
 
 DatasetState = Literal["written", "no calls", "no token ids", "suspicious patch", "not installed", "no verdict"]
-_NO_STREAM: frozenset[DatasetState] = frozenset({"suspicious patch", "no verdict"})
-_NO_DATASET: dict[DatasetState, str] = {
+_STATES_WITHOUT_STREAM: frozenset[DatasetState] = frozenset({"suspicious patch", "no verdict"})
+_DATASET_NOTES: dict[DatasetState, str] = {
     "no token ids": "{count} have no dataset: the {backend} backend gives no token ids; their streams and reports "
     "are there",
     "suspicious patch": "{count} have neither stream nor dataset: their patches look as if they were made to "
@@ -116,9 +116,9 @@ class RolloutFiles:
         """Return notes about the files for the user, one sentence each."""
         notes: list[str] = []
         for state, count in sorted(Counter(self._datasets.values()).items()):
-            if state in _NO_DATASET:
+            if state in _DATASET_NOTES:
                 share = f"{count} of {len(self._datasets)} rollouts"
-                notes.append(_NO_DATASET[state].format(count=share, backend=self._config.backend))
+                notes.append(_DATASET_NOTES[state].format(count=share, backend=self._config.backend))
         if self._crashed:
             notes.append(
                 f"{len(self._crashed)} rollouts were graded although the agent crashed in every attempt, since "
@@ -136,8 +136,8 @@ class RolloutFiles:
         try:
             if self._staging.exists():
                 shutil.rmtree(self._staging)
-            for aside in reports.half_written(self._directory, self._config.run_id):
-                aside.unlink()
+            for leftover in reports.half_written(self._directory, self._config.run_id):
+                leftover.unlink()
         except OSError as error:
             self._failures["half written"] = str(error)
             _log.warning("incomplete files of an earlier start cannot be removed: %s", error)
@@ -204,7 +204,9 @@ class RolloutFiles:
     def _is_complete(self, label: str, attempt_id: str) -> bool:
         """Return whether the files of this attempt are there, with everything that can be written now."""
         try:
-            note = msgspec.json.decode((self._directory / "logs" / label / _NOTE).read_bytes(), type=RolloutNote)
+            note = msgspec.json.decode(
+                (self._directory / "logs" / label / _NOTE_FILE).read_bytes(), type=RolloutNote
+            )
         except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError, UnicodeDecodeError):
             return False
         if note.attempt_id != attempt_id or (note.dataset == "not installed" and self._saver()):
@@ -220,11 +222,11 @@ class RolloutFiles:
         attempt, verdict = graded.attempt, graded.verdict
         nodes = build(self._store.calls.of_attempt(attempt.id)).nodes
         dataset = self._write_dataset(label, task, graded, nodes)
-        self._write_stream(label, graded, nodes, keep=dataset not in _NO_STREAM)
+        self._write_stream(label, graded, nodes, keep=dataset not in _STATES_WITHOUT_STREAM)
         reports.write_report(self._report(label), task, patch, verdict, took_s=attempt.timings.get("grade_s", 0.0))
         note = _note(graded.rollout, attempt, verdict.reward, verdict.reason, dataset, attempt.error)
-        ours = {"patch.diff": patch or b"", "test_output.txt": verdict.log.encode(errors="replace")}
-        self._write_logs(label, note, ours | self._store.runs.logs(attempt.id))
+        own_files = {"patch.diff": patch or b"", "test_output.txt": verdict.log.encode(errors="replace")}
+        self._write_logs(label, note, own_files | self._store.runs.logs(attempt.id))
         return note
 
     def _write_failed(self, label: str, task: Task, rollout: Rollout) -> RolloutNote:
@@ -271,7 +273,7 @@ class RolloutFiles:
                 (fresh / path).parent.mkdir(parents=True, exist_ok=True)
                 (fresh / path).write_bytes(files[name])
             fresh.mkdir(exist_ok=True)
-            (fresh / _NOTE).write_bytes(content)
+            (fresh / _NOTE_FILE).write_bytes(content)
 
     @contextmanager
     def _replacing(self, target: Path) -> Generator[Path]:
@@ -366,9 +368,9 @@ def _safe_names(names: Iterable[str]) -> dict[PurePosixPath, str]:
     used_paths: set[PurePosixPath] = set()
     for name in sorted(names):
         path = PurePosixPath(name)
-        plain = not path.is_absolute() and 0 < len(path.parts) <= _DEPTH and path != PurePosixPath(_NOTE)
+        plain = not path.is_absolute() and 0 < len(path.parts) <= _MAX_DEPTH and path != PurePosixPath(_NOTE_FILE)
         plain = plain and all(
-            part != ".." and part.isprintable() and len(part.encode(errors="replace")) <= _NAME_BYTES
+            part != ".." and part.isprintable() and len(part.encode(errors="replace")) <= _MAX_NAME_BYTES
             for part in path.parts
         )
         # No path can be both a file and a directory. In sorted order, a name comes before the names inside it.

@@ -261,7 +261,7 @@ async def execute_run(
         monitor.stage("preparing the tasks' environment")
         environment = await asyncio.to_thread(environment_for, sandboxes, cache)
         monitor.stage(f"validating {len(tasks)} tasks")
-        intake = await validate_tasks(
+        validated = await validate_tasks(
             tasks,
             cache=cache,
             sandboxes=sandboxes,
@@ -270,26 +270,26 @@ async def execute_run(
             progress=lambda done, total: monitor.stage(f"validating tasks: {done} of {total}"),
         )
         identity = AgentIdentity(config.agent, agent.version)
-        await _register_tasks(store, config, intake, exclusive=shared is None)
+        await _register_tasks(store, config, validated, exclusive=shared is None)
         # In a directory, a lock keeps other processes out and ends with this process, so its lease expires at
         # once.
         lease = Lease(worker_name(), LEASE_S if isinstance(location, StoreUrl) else 0.0)
         async with AsyncExitStack() as stack:
             # A second process is refused here, before anything of the first one's rollouts is changed.
-            keeping = None
+            lease_watch = None
             if engine == "local":
-                keeping = await stack.enter_async_context(executing_alone(store, config.run_id, lease))
+                lease_watch = await stack.enter_async_context(executing_alone(store, config.run_id, lease))
             else:
                 await asyncio.wrap_future(store.leases.open_to_workers(config.run_id, __version__))
-            await _register_rollouts(store, config, intake, identity, exclusive=shared is None)
-            if not intake.accepted or engine != "local":
+            await _register_rollouts(store, config, validated, identity, exclusive=shared is None)
+            if not validated.accepted or engine != "local":
                 notes: tuple[str, ...] = ()
-                if intake.accepted:
+                if validated.accepted:
                     store_lock.close()
                     outputs = None if shared else RolloutFiles(store, config, output_dir, rewrite=rewrite)
                     notes = await finish_by_workers(store, config.run_id, outputs, monitor, engine)
                 wall_s = time.monotonic() - started
-                summary = await read_stored(summarize_run, store, config, output_dir, wall_s, intake.refused)
+                summary = await read_stored(summarize_run, store, config, output_dir, wall_s, validated.refused)
                 return replace(summary, notes=notes)
             monitor.stage("starting the model and the gateway")
             ceiling = None
@@ -300,7 +300,7 @@ async def execute_run(
                 open_run(
                     config,
                     store,
-                    intake.accepted,
+                    validated.accepted,
                     output_dir,
                     agent=agent,
                     sandboxes=sandboxes,
@@ -334,7 +334,7 @@ async def execute_run(
                 await _run_while_serving(
                     scheduler.run(),
                     watch,
-                    keeping,
+                    lease_watch,
                     partial(_watch_ceiling, ceiling) if ceiling else None,
                     controller.watch if controller else None,
                 )
@@ -349,7 +349,7 @@ async def execute_run(
             finally:
                 monitor.stopped()
         wall_s = time.monotonic() - started
-        summary = await read_stored(summarize_run, store, config, output_dir, wall_s, intake.refused)
+        summary = await read_stored(summarize_run, store, config, output_dir, wall_s, validated.refused)
         return summary if outputs is None else replace(summary, notes=outputs.notes())
 
 
@@ -442,20 +442,20 @@ def summarize_run(
     )
 
 
-async def _register_tasks(store: Store, config: RunConfig, intake: ValidatedTasks, *, exclusive: bool) -> None:
+async def _register_tasks(store: Store, config: RunConfig, validated: ValidatedTasks, *, exclusive: bool) -> None:
     """Write the run and its tasks to the store. Raises TaskError if an `exclusive` run has no tasks."""
-    if exclusive and not intake.accepted:
-        reasons = "\n".join(f"  {task}: {reason}" for task, reason in list(intake.refused.items())[:5])
+    if exclusive and not validated.accepted:
+        reasons = "\n".join(f"  {task}: {reason}" for task, reason in list(validated.refused.items())[:5])
         raise TaskError(
-            f"none of the {len(intake.refused)} tasks passed validation; correct them, or use other tasks:\n"
+            f"none of the {len(validated.refused)} tasks passed validation; correct them, or use other tasks:\n"
             f"{reasons}"
         )
     await asyncio.wrap_future(store.runs.create(config.run_id, config.record()))
-    await asyncio.wrap_future(store.runs.add_tasks(config.run_id, intake.accepted))
+    await asyncio.wrap_future(store.runs.add_tasks(config.run_id, validated.accepted))
 
 
 async def _register_rollouts(
-    store: Store, config: RunConfig, intake: ValidatedTasks, agent: AgentIdentity, *, exclusive: bool
+    store: Store, config: RunConfig, validated: ValidatedTasks, agent: AgentIdentity, *, exclusive: bool
 ) -> None:
     """Store a run's rollouts, and requeue what an earlier invocation left over and, if `exclusive`, what
     failed.
@@ -464,7 +464,7 @@ async def _register_rollouts(
     rollouts = [
         (config.rollout_id(task.instance_id, index), task.instance_id, index)
         for index in range(config.samples)
-        for task in intake.accepted
+        for task in validated.accepted
     ]
     await asyncio.wrap_future(store.runs.recover(run_id))
     if exclusive:

@@ -201,7 +201,7 @@ class FailureStreak:
     """Consecutive attempts that failed at the same boundary. Its text says how many, and where."""
 
     def __init__(self, concurrency: int) -> None:
-        self._bearable = max(MAX_ATTEMPTS, concurrency + 1)
+        self._max_failures = max(MAX_ATTEMPTS, concurrency + 1)
         self._failures: list[tuple[str, str]] = []
 
     def add(self, rollout_id: str, error: UnderstudyError) -> bool:
@@ -215,7 +215,7 @@ class FailureStreak:
             failures.clear()
         if counts:
             failures.append((error.boundary, rollout_id))
-        return len(failures) > self._bearable and len({rollout for _, rollout in failures}) > 1
+        return len(failures) > self._max_failures and len({rollout for _, rollout in failures}) > 1
 
     def clear(self) -> None:
         """Reset the count, because an attempt succeeded."""

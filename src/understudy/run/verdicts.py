@@ -20,7 +20,7 @@ from understudy.tasks.prepare import PreparedTask
 from understudy.tasks.records import task_digest
 from understudy.types import Verdict
 
-_MOST_VERDICTS = 1000
+_MAX_VERDICTS = 1000
 
 
 class _Graded:
@@ -65,11 +65,11 @@ class RunVerdicts:
         return await grade(prepared, patch, sandboxes=sandboxes, environment=environment)
 
     def _entry(self, prepared: PreparedTask, patch: bytes) -> _Graded:
-        how = [task_digest(prepared.task), prepared.options, hashlib.sha256(patch).hexdigest()]
-        key = hashlib.sha256(msgspec.json.encode(how)).hexdigest()
+        key_parts = [task_digest(prepared.task), prepared.options, hashlib.sha256(patch).hexdigest()]
+        key = hashlib.sha256(msgspec.json.encode(key_parts)).hexdigest()
         entry = self._graded.pop(key, None) or _Graded()
         self._graded[key] = entry  # moved to the end, as the most recently used
-        if len(self._graded) > _MOST_VERDICTS:
+        if len(self._graded) > _MAX_VERDICTS:
             del self._graded[next(iter(self._graded))]
         return entry
 

@@ -35,15 +35,15 @@ from understudy.tasks.environment import environment_for
 from understudy.types import Rollout, Task, info_of
 from understudy.util.text import visible_line
 
-_LEASE_CHECK_S = 3.0
-_OPEN_AGAIN_S = 30.0
+_LEASE_CHECK_PERIOD_S = 3.0
+_REOPEN_PAUSE_S = 30.0
 """After how many seconds a run is tried again that could not be opened, for example because its model server
 was down.
 """
-_RESOLVE_S = 120.0
+_RESOLVE_TIMEOUT_S = 120.0
 """For how many seconds a worker that ends when it is idle tries to resolve a host's name."""
 
-_REST_S, _LONGEST_REST_S = 30.0, 600.0
+_FIRST_REST_S, _LONGEST_REST_S = 30.0, 600.0
 """How many seconds a run rests after attempts fail in a row: at first, and at most. The time doubles each time."""
 
 _log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class RunWorker:
         """Whether something is left to claim once a run or a rollout has rested, or fewer sandboxes start."""
         self._report = report
         self._opened: dict[str, _OpenedRun] = {}
-        self._leaves: dict[str, str] = {}
+        self._reasons_not_to_claim: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
         self._refused: dict[str, str | None] = {}
         """Runs that this worker cannot execute → the release that had enqueued them then."""
@@ -114,7 +114,7 @@ class RunWorker:
         """Runs that were given up because a host's name did not resolve → the error."""
         self._unresolved_since: dict[str, float] = {}
         self._streaks: dict[str, FailureStreak] = {}
-        self._rests: dict[str, float] = {}
+        self._rest_seconds: dict[str, float] = {}
         self._store_fault: StoreError | None = None
         self._sandboxes: dict[str, Sandboxes] = {}
         self._active: dict[str, tuple[str, asyncio.Task[None]]] = {}
@@ -191,7 +191,7 @@ class RunWorker:
         for run in open_runs:
             if self._refused.get(run.id, run.release) != run.release:
                 del self._refused[run.id]  # the run was enqueued again
-                await self._welcome(run.id)
+                await self._allow_claims(run.id)
             if run.release != __version__ and run.id not in self._refused:
                 await self._refuse(
                     run,
@@ -213,7 +213,7 @@ class RunWorker:
         if not ready:
             return 0
         claims: list[ClaimedRollout] = []
-        for run_id in [run_id for run_id in ready if run_id in self._rests]:
+        for run_id in [run_id for run_id in ready if run_id in self._rest_seconds]:
             ready.remove(run_id)
             if not self._is_active(run_id) and len(claims) < room:
                 claims += await self._take([run_id], 1)  # only one, to test whether the cause is fixed
@@ -257,41 +257,45 @@ class RunWorker:
     async def _refuse(self, run: OpenRun, reason: str) -> None:
         """Claim nothing of a run, unless another release enqueues it again."""
         self._refused[run.id] = run.release
-        await self._leave(run.id, reason, 0.0, f"run {run.id} is left to other workers: {reason}")
+        await self._stop_claims(run.id, reason, 0.0, f"run {run.id} is left to other workers: {reason}")
 
-    async def _leave(self, run_id: str, reason: str, seconds: float, line: str) -> None:
+    async def _stop_claims(self, run_id: str, reason: str, seconds: float, line: str) -> None:
         """Claim nothing of a run for this many seconds, and report why, here and to anybody who looks at the
         workers.
 
         The reason may contain an agent's output, so only its first line is shown, without control characters.
         """
         self._retry_at[run_id] = time.monotonic() + seconds
-        self._leaves[run_id] = visible_line(reason)
+        self._reasons_not_to_claim[run_id] = visible_line(reason)
         self._report(visible_line(line))
         await self._announce()
 
     async def _announce(self) -> None:
-        announced = self._store.leases.announce(self._lease, __version__, self._capacity, dict(self._leaves))
+        announced = self._store.leases.announce(
+            self._lease, __version__, self._capacity, dict(self._reasons_not_to_claim)
+        )
         await asyncio.wrap_future(announced)
 
     async def _failed(self, run_id: str, rollout_id: str, error: UnderstudyError) -> None:
         """Count a failure of an attempt. After many in a row, the run rests here."""
         streak = self._streaks.setdefault(run_id, FailureStreak(self._capacity))
         if streak.add(rollout_id, error) and self._has_rested(run_id):
-            rest = self._rests[run_id] = min(2 * self._rests.get(run_id, _REST_S / 2), _LONGEST_REST_S)
+            rest = self._rest_seconds[run_id] = min(
+                2 * self._rest_seconds.get(run_id, _FIRST_REST_S / 2), _LONGEST_REST_S
+            )
             line = f"run {run_id} rests for {rest:.0f} s, then one rollout is tried: {streak}: {error}"
-            await self._leave(run_id, f"{streak}: {error}", rest, line)
+            await self._stop_claims(run_id, f"{streak}: {error}", rest, line)
 
-    async def _succeeded(self, run_id: str) -> None:
+    async def _end_failures(self, run_id: str) -> None:
         if (streak := self._streaks.get(run_id)) is not None:
             streak.clear()
-        if self._rests.pop(run_id, None) is not None:
+        if self._rest_seconds.pop(run_id, None) is not None:
             self._retry_at.pop(run_id, None)
-            await self._welcome(run_id)
+            await self._allow_claims(run_id)
 
-    async def _welcome(self, run_id: str) -> None:
+    async def _allow_claims(self, run_id: str) -> None:
         """Allow claims of a run again, unless the run was refused meanwhile."""
-        if run_id not in self._refused and self._leaves.pop(run_id, None) is not None:
+        if run_id not in self._refused and self._reasons_not_to_claim.pop(run_id, None) is not None:
             await self._announce()
 
     async def _open(self, run: OpenRun) -> None:
@@ -328,14 +332,14 @@ class RunWorker:
                 self.unresolved[run.id] = str(error)
                 await self._refuse(run, str(error))
             elif isinstance(error, StoreUnavailable) or (isinstance(error, UnderstudyError) and error.retryable):
-                line = f"run {run.id} cannot be begun yet, next try in {_OPEN_AGAIN_S:.0f} s: {error}"
-                await self._leave(run.id, str(error), _OPEN_AGAIN_S, line)
+                line = f"run {run.id} cannot be begun yet, next try in {_REOPEN_PAUSE_S:.0f} s: {error}"
+                await self._stop_claims(run.id, str(error), _REOPEN_PAUSE_S, line)
             else:
                 await self._refuse(run, str(error))
             return
         watching = None if watch is None else asyncio.create_task(_raise_at_end(watch))
         self._opened[run.id] = _OpenedRun(context, run.served, stack, watching)
-        await self._welcome(run.id)
+        await self._allow_claims(run.id)
 
     def _never_resolves(self, run_id: str, error: Exception) -> bool:
         """Return whether a worker that ends when it is idle should not wait any more for a host's name to resolve.
@@ -346,7 +350,7 @@ class RunWorker:
             self._unresolved_since.pop(run_id, None)
             return False
         since = self._unresolved_since.setdefault(run_id, time.monotonic())
-        return time.monotonic() - since >= _RESOLVE_S
+        return time.monotonic() - since >= _RESOLVE_TIMEOUT_S
 
     async def _execute(self, opened: _OpenedRun, claim: ClaimedRollout) -> None:
         """Make an attempt, and store how it ended."""
@@ -361,8 +365,8 @@ class RunWorker:
         except Exception as raised:  # noqa: BLE001 - an error of one attempt must not end the others
             error = raised if isinstance(raised, UnderstudyError) else internal_error(raised)
             # That the store was unavailable says nothing about the rollout.
-            again = error.retryable or isinstance(error, StoreError)
-            status = "requeuing" if again and not final else "failed"
+            is_retried = error.retryable or isinstance(error, StoreError)
+            status = "requeuing" if is_retried and not final else "failed"
             try:
                 finish = runs.finish_attempt(attempt.id, "failed", status, error=info_of(error), logs=error.logs)
                 await asyncio.wrap_future(finish)
@@ -375,7 +379,7 @@ class RunWorker:
                 return
         else:
             try:
-                await self._succeeded(claim.rollout.run_id)
+                await self._end_failures(claim.rollout.run_id)
             except StoreError as gone:
                 self._store_fault = gone
         self.executed += 1
@@ -398,7 +402,7 @@ class RunWorker:
         workers.
         """
         while True:
-            await asyncio.sleep(min(self._lease.seconds / 4, _LEASE_CHECK_S))
+            await asyncio.sleep(min(self._lease.seconds / 4, _LEASE_CHECK_PERIOD_S))
             active = dict(self._active)
             own = await asyncio.wrap_future(self._store.leases.renew(self._lease, list(active)))
             for attempt_id, (_, task) in active.items():
@@ -420,14 +424,14 @@ def _tasks_of(store: Store, run_id: str) -> list[Task]:
 
 async def _validate(context: RunContext, rollout: Rollout) -> None:
     task = await context.task_of(rollout)
-    intake = await validate_tasks(
+    validated = await validate_tasks(
         [task],
         cache=context.cache,
         sandboxes=context.sandboxes,
         environment=context.environment,
         concurrency=1,
     )
-    if reason := intake.refused.get(task.instance_id):
+    if reason := validated.refused.get(task.instance_id):
         # The task was valid where the run was enqueued, so another machine, or a later attempt, may succeed.
         raise SandboxError(
             f"{task.instance_id} cannot be validated on {socket.gethostname()}: {reason}; "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.cli.commands.train import refuse_of_exports
+from understudy.cli.commands.train import refuse_options_for_exports
 from understudy.cli.options import from_options
 from understudy.errors import ConfigError
 from understudy.train.metrics import MetricsWriter, parse_trackers, read_metrics
@@ -205,12 +205,12 @@ def test_a_training_killed_while_moving_its_final_model_can_be_resumed(tmp_path:
 
 def test_options_that_choose_rollouts_are_refused_of_an_export(tmp_path: Path):
     (tmp_path / "understudy.json").write_text('{"format": "trl-tokens"}')
-    refuse_of_exports(
+    refuse_options_for_exports(
         [tmp_path / "run", tmp_path], {"--run": None, "--roles": None, "--include-suspicious": False}
     )
     with pytest.raises(ConfigError, match="--roles selects rollouts"):
-        refuse_of_exports([tmp_path / "run", tmp_path], {"--run": None, "--roles": "main"})
-    refuse_of_exports([tmp_path / "run"], {"--run": "one"})
+        refuse_options_for_exports([tmp_path / "run", tmp_path], {"--run": None, "--roles": "main"})
+    refuse_options_for_exports([tmp_path / "run"], {"--run": "one"})
 
 
 def test_resumed_metrics_continue_from_the_resumed_step(tmp_path: Path):

@@ -59,13 +59,13 @@ ERROR = ErrorInfo("store", "StoreError", "the database is away")
 async def test_a_fleet_gives_up_after_several_errors_in_a_row_of_each_actor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray_workers, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(ray_workers, "_RESTART_PAUSE_S", 0.05)
     first, second = _Method(*[ERROR] * 2), _Method(*[ERROR] * 9999)
     fleet = fleet_of(first, second)
     fleet.start("run")
     lines: set[str] = set()
     while second.called < 5:  # while the first one works, nothing is given up
-        lines.add(fleet.waits())
+        lines.add(fleet.idle_reason())
         await asyncio.sleep(0.01)
     assert any("begins anew in 0 s: the database is away" in line for line in lines)
     await fleet.close()
@@ -75,14 +75,14 @@ async def test_a_fleet_gives_up_after_several_errors_in_a_row_of_each_actor(
     tries = 0
     with pytest.raises(ConfigError, match="3 times in a row, the last one with: the database is away"):
         while True:
-            tries += "begins anew" in fleet.waits()
+            tries += "begins anew" in fleet.idle_reason()
             await asyncio.sleep(0.01)
     assert tries > 1
     await fleet.close()
 
 
 async def test_a_thread_asks_while_the_errors_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_workers, "_AGAIN_S", 0.003)
+    monkeypatch.setattr(ray_workers, "_RESTART_PAUSE_S", 0.003)
     fleet = fleet_of(_Method(*[ERROR] * 9999), _Method())
     fleet.start("run")
 
@@ -94,7 +94,7 @@ async def test_a_thread_asks_while_the_errors_change(monkeypatch: pytest.MonkeyP
         before = sys.gettrace()
         sys.settrace(slowly)
         try:
-            return {fleet.waits()[:5] for _ in range(12)}
+            return {fleet.idle_reason()[:5] for _ in range(12)}
         finally:
             sys.settrace(before)
 

@@ -129,8 +129,8 @@ def test_a_host_whose_name_does_not_resolve_is_given_up_by_a_worker_that_ends(
         raw.execute("UPDATE runs SET config = CAST(replace(CAST(config AS TEXT), ?, ?) AS BLOB)", (address, wrong))
     raw.close()
     lines: list[str] = []
-    monkeypatch.setattr(worker_module, "_OPEN_AGAIN_S", 0.1)
-    monkeypatch.setattr(worker_module, "_RESOLVE_S", 1.0)
+    monkeypatch.setattr(worker_module, "_REOPEN_PAUSE_S", 0.1)
+    monkeypatch.setattr(worker_module, "_RESOLVE_TIMEOUT_S", 1.0)
 
     async def work(store: Store) -> RunWorker:
         (tmp_path / "w").mkdir()

@@ -136,10 +136,13 @@ def test_the_fault_is_one_expression_that_occurs_once(seed: int, split: Split) -
         broken, right = (module.text(mended=mended) for mended in (False, True))
         changed = [pair for pair in zip(broken.split("\n"), right.split("\n"), strict=True) if len(set(pair)) > 1]
         assert changed == [
-            (f"    return {module.broken.expression(module.instead)}", f"    return {module.broken.expression()}")
+            (
+                f"    return {module.broken.expression(module.wrong_meaning)}",
+                f"    return {module.broken.expression()}",
+            )
         ]
         for number, function in enumerate(module.functions):
-            expression = function.expression(module.instead if number == module.faulty else None)
+            expression = function.expression(module.wrong_meaning if number == module.faulty else None)
             assert broken.count(f"return {expression}") == 1
         assert module.broken.name in module.instruction and module.path in module.instruction
 

@@ -52,7 +52,7 @@ def try_agent(
     from understudy.run.behaviours import chosen_behaviours, missing_behaviours
     from understudy.run.trial import VersionTrial, changes, parse_version, try_version
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         if not json_:
             typer.echo(text, err=True)
 
@@ -62,7 +62,7 @@ def try_agent(
         behaviours = chosen_behaviours(last.agent, behaviour or ())
         for each in versions:  # before the first takes its minutes
             install(each.agent, package=each)
-        return [await try_version(each, behaviours, tell, record if each is last else None) for each in versions]
+        return [await try_version(each, behaviours, report, record if each is last else None) for each in versions]
 
     tried = run_stoppable(trials(), lambda: False)
     changed, problems = changes(tried[0], tried[-1]), tried[-1].problems

@@ -106,7 +106,7 @@ def doctor(
 
 def _print_memory(parameters: int, needed: MemoryEstimate, memory_gib: float | None, as_json: bool) -> None:
     """Print what a model needs and what is available. Exits with 1 if it does not fit."""
-    room = None if memory_gib is None else memory_gib * 2**30 * _USABLE
+    room = None if memory_gib is None else memory_gib * 2**30 * _USABLE_MEMORY_SHARE
     fits = {name: None if room is None else getattr(needed, name) <= room for name in ("serving", "training")}
     if as_json:
         print_json({"parameters": parameters, "bytes": needed, "memory_gib": memory_gib, "fits": fits})
@@ -130,7 +130,7 @@ def _gpu_memory_gib() -> float | None:
     return float(match[1]) if match else None
 
 
-_USABLE = 0.9
+_USABLE_MEMORY_SHARE = 0.9
 """The share of a GPU's memory for weights and tensors. The rest goes to the CUDA context and to fragmentation."""
 
 
@@ -263,7 +263,7 @@ def _gpu() -> _Result:
         return True, "none: models are trained on the CPU", ""
     if find_spec("torch") is None:
         return False, f"{device}, and no torch", "pip install 'understudy[train]'"
-    output = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=False)
+    output = subprocess.run([sys.executable, "-c", _TORCH_SCRIPT], capture_output=True, text=True, check=False)
     if seen := output.stdout.strip():
         return True, "; ".join(seen.splitlines()), ""
     remedy = "install the build of torch for this driver: https://pytorch.org/get-started/locally"
@@ -271,7 +271,7 @@ def _gpu() -> _Result:
 
 
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
-_ASK_TORCH = """import torch
+_TORCH_SCRIPT = """import torch
 for number in range(torch.cuda.device_count()):
     about = torch.cuda.get_device_properties(number)
     print(f"{about.name}, {about.total_memory / 2**30:.0f} GiB")
@@ -291,7 +291,7 @@ def _cache() -> _Result:
     return free >= 2, f"{cache} ({free:.0f} GiB free)", remedy
 
 
-_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "matplotlib")
+_TRAINING_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "matplotlib")
 _CHECKS: tuple[tuple[str, bool, Callable[[], _Result]], ...] = (
     ("Python", True, _python),
     ("git", True, _git),
@@ -304,7 +304,7 @@ _CHECKS: tuple[tuple[str, bool, Callable[[], _Result]], ...] = (
     ("cache directory", True, _cache),
     ("pyarrow (writing and reading datasets)", False, partial(_extra, "hf", "pyarrow")),
     ("datasets (tasks of the Hugging Face Hub)", False, partial(_extra, "hf", "datasets")),
-    ("training", False, partial(_extra, "train", *_PACKAGES)),
+    ("training", False, partial(_extra, "train", *_TRAINING_PACKAGES)),
     ("GPU (training)", False, _gpu),
 )
 """The checks, in order: the name, whether a run requires it, and the function."""

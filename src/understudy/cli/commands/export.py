@@ -30,7 +30,7 @@ _CORPUS_PARAMETERS = ("corpus", "output", "report")
 """Parameters of an exporter that are not options of its command."""
 
 
-_MOST_ROWS = 8
+_MAX_FILE_NAMES = 8
 """The number of file names in a summary."""
 
 
@@ -56,7 +56,7 @@ def _formats() -> None:  # pyright: ignore[reportUnusedFunction]
     """Write sessions and rollouts in a format that other tools read."""
 
 
-def _common(
+def _common_options(
     directory: Annotated[
         str,
         typer.Argument(
@@ -107,7 +107,7 @@ def _common(
     """The options that every format has. The implementation is in `_export`."""
 
 
-def _overlap(
+def _overlap_options(
     protection: Annotated[
         Protection,
         typer.Option(
@@ -145,7 +145,7 @@ def _overlap(
     """More options that every format has: leaving out unconfirmed rewards, duplicates and unwanted tasks."""
 
 
-def _of_clients(
+def _client_options(
     key: Annotated[
         list[str] | None,
         typer.Option(
@@ -170,7 +170,7 @@ def _of_clients(
     """The options of formats that can export a gateway's calls."""
 
 
-def _of_answers(
+def _answer_options(
     include_lossy: Annotated[
         bool,
         typer.Option("--include-lossy", help="Also export turns whose log lacks part of what the model saw."),
@@ -189,7 +189,7 @@ def _of_answers(
     """The options about which turns, and how much of each answer, are learned."""
 
 
-def _of_lengths(
+def _length_options(
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -239,7 +239,7 @@ def _command(name: str, function: Callable[..., ExportSummary]) -> Any:
         _export(name, function, traits, options, own)
 
     own_options = _own_options(function)
-    groups = (_common, _overlap, _of_clients, _of_answers, _of_lengths)
+    groups = (_common_options, _overlap_options, _client_options, _answer_options, _length_options)
     common = [each for group in groups for each in _parameters(group) if each.name not in own_options]
     parameters = [_with_default(each, traits) for each in common if _applies(each.name, traits)]
     parameters += own_options.values()
@@ -378,7 +378,7 @@ def _export(
         )
 
 
-_NOT_OF_CLIENTS = (
+_NOT_FOR_CLIENTS = (
     "run",
     "where",
     "solved_only",
@@ -405,7 +405,7 @@ def _chosen_clients(options: Mapping[str, Any]) -> tuple[tuple[str, ...], float,
                 "the option out"
             )
         return (), -math.inf, math.inf
-    for name in _NOT_OF_CLIENTS:
+    for name in _NOT_FOR_CLIENTS:
         if options.get(name):
             flag = name.replace("_", "-")
             raise ConfigError(
@@ -441,9 +441,9 @@ def _origins(requested: str, traits: FormatTraits, store: Store) -> tuple[Origin
     if requested == "all":
         if len(traits.origins) == 1:
             return traits.origins
-        there = {"sessions": store.sessions.count()[0] > 0, "rollouts": bool(store.runs.all())}
+        has_any = {"sessions": store.sessions.count()[0] > 0, "rollouts": bool(store.runs.all())}
         # For an empty store choose rollouts, so that the error about what is missing speaks of rollouts.
-        chosen: tuple[Origin, ...] = tuple(each for each in traits.origins if there[each]) or ("rollouts",)
+        chosen: tuple[Origin, ...] = tuple(each for each in traits.origins if has_any[each]) or ("rollouts",)
         if traits.into_run and len(chosen) > 1:
             raise ConfigError(
                 "the store has sessions and rollouts, which this format writes to different files; choose one: "
@@ -531,8 +531,8 @@ def _summarise_run(exported: ExportSummary, roles: tuple[Role, ...]) -> None:
 
 def shortened_list(names: Sequence[str]) -> str:
     """Return file names as a list that is short enough to read."""
-    more = len(names) - _MOST_ROWS
-    return ", ".join(names) if more <= 0 else f"{', '.join(names[:_MOST_ROWS])} and {more} more"
+    more = len(names) - _MAX_FILE_NAMES
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:_MAX_FILE_NAMES])} and {more} more"
 
 
 class ExportProgress:

@@ -202,7 +202,7 @@ def state(directory: _Dir = DEFAULT_DIR) -> None:
     """Show the state of the gateway: whether it is paused, the policy version, and the calls in progress and
     waiting.
     """
-    _order(directory, "GET", "/state")
+    _print_admin_response(directory, "GET", "/state")
 
 
 @app.command()
@@ -211,7 +211,7 @@ def pause(
     drain: Annotated[float, typer.Option(min=0, help="Seconds to wait for calls in progress.")] = 60.0,
 ) -> None:
     """Hold new calls back and wait for calls in progress. Agents wait; no call fails."""
-    _order(directory, "POST", "/pause", {"drain_s": drain})
+    _print_admin_response(directory, "POST", "/pause", {"drain_s": drain})
 
 
 @app.command()
@@ -220,7 +220,7 @@ def resume(
     version: Annotated[str | None, typer.Option(help="The policy version that answers from now on.")] = None,
 ) -> None:
     """Answer calls again after a pause."""
-    _order(directory, "POST", "/resume", {} if version is None else {"version": version})
+    _print_admin_response(directory, "POST", "/resume", {} if version is None else {"version": version})
 
 
 @app.command()
@@ -229,10 +229,10 @@ def publish(
     directory: _Dir = DEFAULT_DIR,
 ) -> None:
     """Set the version of the weights that answers. Every later call records it."""
-    _order(directory, "POST", "/publish", {"version": version})
+    _print_admin_response(directory, "POST", "/publish", {"version": version})
 
 
-def _order(directory: Path, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+def _print_admin_response(directory: Path, method: str, path: str, body: dict[str, Any] | None = None) -> None:
     from understudy.gateway.serve.admin import send_admin_request
 
     typer.echo(_run(send_admin_request(directory, method, path, body)))

@@ -44,7 +44,7 @@ from understudy.util.processes import available_cpus
 from understudy.util.settings import option
 from understudy.util.text import visible
 
-_MOST_ROWS = 20
+_MAX_SHOWN_ROWS = 20
 
 
 class GradeSettings(Struct, frozen=True, kw_only=True):
@@ -135,11 +135,11 @@ def grade(settings: GradeSettings, json_: Json = False) -> None:
     if settings.official:
         _grade_officially(settings, predictions, tasks, json_)
         return
-    standing, path = _grade(settings, predictions, loaded, tasks)
-    _print_summary(standing, predictions, path, json_)
-    if len(standing.outcomes) < standing.total:
+    grading, path = _grade(settings, predictions, loaded, tasks)
+    _print_summary(grading, predictions, path, json_)
+    if len(grading.outcomes) < grading.total:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if predictions.rejected.count or any(outcome.status == "error" for outcome in standing.outcomes.values()):
+    if predictions.rejected.count or any(outcome.status == "error" for outcome in grading.outcomes.values()):
         raise typer.Exit(1)
 
 
@@ -261,7 +261,7 @@ def _grade_officially(
     else:
         counted = {name: done.summary.get(f"{name}_instances") for name in ("resolved", "unresolved", "error")}
         typer.echo(", ".join(f"{count} {name}" for name, count in counted.items()) + ", says SWE-bench's harness")
-        for id, reason in list(done.skipped.items())[:_MOST_ROWS]:
+        for id, reason in list(done.skipped.items())[:_MAX_SHOWN_ROWS]:
             typer.echo(visible(f"error: {id}: {reason}"), err=True)
         for message in predictions.rejected.messages:
             typer.echo(visible(f"error: {message}"), err=True)
@@ -333,11 +333,11 @@ async def _grade_until(
         if settings.engine == "ray":
             async with ray_graders(settings.ray, kind, doubt=grader.doubt, report=_warn) as graders:
                 setup = dataclasses.replace(setup, elsewhere=graders.prepare)
-                standing = await grade_all(
+                grading = await grade_all(
                     setup, predictions, concurrency=graders.capacity, stop=stop, progress=_GradeProgress()
                 )
         else:
-            standing = await grade_all(
+            grading = await grade_all(
                 setup, predictions, concurrency=settings.jobs, stop=stop, progress=_GradeProgress()
             )
     finally:
@@ -348,11 +348,11 @@ async def _grade_until(
         output,
         settings.name,
         first.model if first else NO_MODEL,
-        standing.outcomes,
+        grading.outcomes,
         sorted({*setup.tasks, *refused_rows} - {""}),
         images=() if sandboxes.host_programs else {task.image for task in tasks if task.image},
     )
-    return standing, path
+    return grading, path
 
 
 def _warn(text: str) -> None:
@@ -366,33 +366,33 @@ class _GradeProgress:
         self._started = time.monotonic()
         self._line = ProgressLine()
 
-    def __call__(self, standing: GradingProgress) -> None:
-        done, statuses = len(standing.outcomes), Counter(each.status for each in standing.outcomes.values())
-        line = f"{done}/{standing.total} graded · {statuses['resolved']} resolved · {statuses['error']} errors"
-        if fresh := done - standing.reused:
-            line += f" · {time_left((time.monotonic() - self._started) / fresh * (standing.total - done))}"
+    def __call__(self, grading: GradingProgress) -> None:
+        done, statuses = len(grading.outcomes), Counter(each.status for each in grading.outcomes.values())
+        line = f"{done}/{grading.total} graded · {statuses['resolved']} resolved · {statuses['error']} errors"
+        if fresh := done - grading.reused:
+            line += f" · {time_left((time.monotonic() - self._started) / fresh * (grading.total - done))}"
         self._line.show(line)
-        if done == standing.total:
+        if done == grading.total:
             self._line.end()
 
 
-def _summary_of(standing: GradingProgress, predictions: Predictions, path: Path) -> dict[str, Any]:
-    counts = Counter[str](outcome.status for outcome in standing.outcomes.values())
+def _summary_of(grading: GradingProgress, predictions: Predictions, path: Path) -> dict[str, Any]:
+    counts = Counter[str](outcome.status for outcome in grading.outcomes.values())
     return {
-        "predictions": standing.total,
+        "predictions": grading.total,
         **{status: counts[status] for status in ("resolved", "unresolved", "empty", "error")},
         "refused_rows": predictions.rejected.count,
-        "not_graded": standing.total - len(standing.outcomes),
-        "found": standing.reused,
+        "not_graded": grading.total - len(grading.outcomes),
+        "found": grading.reused,
         "summary": str(path),
-        "suspicious": sorted(id for id, outcome in standing.outcomes.items() if outcome.suspicious),
-        "errors": {id: outcome.reason for id, outcome in standing.outcomes.items() if outcome.status == "error"},
+        "suspicious": sorted(id for id, outcome in grading.outcomes.items() if outcome.suspicious),
+        "errors": {id: outcome.reason for id, outcome in grading.outcomes.items() if outcome.status == "error"},
         "rows": predictions.rejected.messages,
     }
 
 
-def _print_summary(standing: GradingProgress, predictions: Predictions, path: Path, as_json: bool) -> None:
-    figures = _summary_of(standing, predictions, path)
+def _print_summary(grading: GradingProgress, predictions: Predictions, path: Path, as_json: bool) -> None:
+    figures = _summary_of(grading, predictions, path)
     if as_json:
         print_json(figures)
         return
@@ -402,8 +402,8 @@ def _print_summary(standing: GradingProgress, predictions: Predictions, path: Pa
         f"{figures['error']} errors of {figures['predictions']} predictions{before}"
     )
     if suspicious := figures["suspicious"]:
-        typer.echo(visible(f"suspicious, see verdict.json: {', '.join(suspicious[:_MOST_ROWS])}"))
-    for id, reason in list(figures["errors"].items())[:_MOST_ROWS]:
+        typer.echo(visible(f"suspicious, see verdict.json: {', '.join(suspicious[:_MAX_SHOWN_ROWS])}"))
+    for id, reason in list(figures["errors"].items())[:_MAX_SHOWN_ROWS]:
         typer.echo(visible(f"error: {id}: {reason}"), err=True)
     for message in figures["rows"]:
         typer.echo(visible(f"error: {message}"), err=True)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from understudy.ingest.verify import VerifyReport
     from understudy.store.address import StoreLocation
 
-_MOST_JOBS = 8
-_STORE = "sessions"
+_MAX_JOBS = 8
+_DEFAULT_STORE = "sessions"
 _SHOWN_FINDINGS = 20
-_LONGEST_ERROR = 500
+_MAX_ERROR_CHARACTERS = 500
 
-_REASONS = {
+_LEFT_OUT_REASONS = {
     "other_project": "of other projects (--project)",
     "few_turns": "of conversations with fewer turns (--min-turns)",
     "earlier": "from before --since",
@@ -132,11 +132,11 @@ def ingest(
             f"--since: invalid date {since!r}; give a date or time such as 2026-11-21 or 2026-11-21T09:30"
         )
     selection = StateSelection(begin, project, min_turns, all_roles)
-    only = None if format is None else format_named(format)
+    log_format = None if format is None else format_named(format)
     if not paths:
         paths = [_projects(os.environ)]
         typer.echo(f"reading {paths[0]}, the projects directory of Claude Code", err=True)
-    jobs = jobs or min(available_cpus(), _MOST_JOBS)
+    jobs = jobs or min(available_cpus(), _MAX_JOBS)
     interrupt_on_termination()
     progress_line = ProgressLine()
 
@@ -149,10 +149,10 @@ def ingest(
     if dry_run or verify:
         output = directory = None
     elif output is None and directory is None:
-        directory = _STORE
+        directory = _DEFAULT_STORE
     location = None if directory is None else parse_location(directory)
     try:
-        logs = find_logs(paths, only, output, progress)
+        logs = find_logs(paths, log_format, output, progress)
         if not logs.batches:
             why = _listed(logs.skipped) or "there are no files"
             _print_errors(logs.errors)
@@ -291,7 +291,9 @@ def _print_counts(counts: IngestSummary, where: str) -> None:
             typer.echo(f"by {name}: {', '.join(f'{n} {kind}' for kind, n in counter.most_common())}")
     for kind, n in counts.left_out.most_common():
         role = _label(kind.removeprefix("role:"))
-        reason = _REASONS.get(kind) or f"of {role} agents, which the program started for itself (--all-roles)"
+        reason = (
+            _LEFT_OUT_REASONS.get(kind) or f"of {role} agents, which the program started for itself (--all-roles)"
+        )
         typer.echo(f"left out: {n} states {reason}", err=True)
     for title, counter in (("files not read", counts.skipped), ("lost in reading", counts.losses)):
         if counter:
@@ -303,7 +305,7 @@ def _print_errors(errors: Sequence[str]) -> None:
     from understudy.util.text import visible
 
     for error in errors:
-        typer.echo(f"error: {visible(error[:_LONGEST_ERROR])}", err=True)
+        typer.echo(f"error: {visible(error[:_MAX_ERROR_CHARACTERS])}", err=True)
 
 
 def _listed(counter: Counter[str]) -> str:

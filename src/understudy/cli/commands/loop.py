@@ -206,9 +206,9 @@ async def _estimate(settings: LoopSettings) -> LoopEstimate:
     updates: list[float] = []
     directories = [source]
     if (state := LoopDirectory(source.absolute()).load()) is not None:
-        over = [step for step in state.steps if step.phase == "published"]
-        updates = [step.seconds.get("update", 0.0) + step.seconds.get("publish", 0.0) for step in over]
-        runs = [*(step.run for step in over), *(each.run for each in state.evaluations)]
+        published_steps = [step for step in state.steps if step.phase == "published"]
+        updates = [step.seconds.get("update", 0.0) + step.seconds.get("publish", 0.0) for step in published_steps]
+        runs = [*(step.run for step in published_steps), *(each.run for each in state.evaluations)]
         directories = [source.absolute() / run for run in runs]
     sandboxes = load_sandboxes(settings.sandbox or LOCAL)
     try:
@@ -270,12 +270,12 @@ def loop_config_of(settings: LoopSettings, tasks: list[Task], eval_tasks: list[T
 
     Raises ConfigError for tasks that it cannot learn from or be evaluated on.
     """
-    learned = task_digests(tasks)
+    training_digests = task_digests(tasks)
     # Tasks with the same content are the same task, even under another id: evaluating on training tasks proves
     # nothing.
-    contents = {digest(_nameless(task)) for task in tasks}
+    contents = {digest(_without_id(task)) for task in tasks}
     for task in eval_tasks:
-        if task.instance_id in learned or digest(_nameless(task)) in contents:
+        if task.instance_id in training_digests or digest(_without_id(task)) in contents:
             raise ConfigError(
                 f"--eval-tasks: {task.instance_id} is also a training task (--tasks); use other tasks for "
                 "evaluation"
@@ -303,7 +303,7 @@ def loop_config_of(settings: LoopSettings, tasks: list[Task], eval_tasks: list[T
         **msgspec.structs.asdict(schedule),
         model=settings.model,
         model_digest=model_digest(Path(settings.model)),
-        tasks=learned,
+        tasks=training_digests,
         eval_tasks=task_digests(eval_tasks),
         seed=trainer.seed,
         sandbox=sandbox,
@@ -312,7 +312,7 @@ def loop_config_of(settings: LoopSettings, tasks: list[Task], eval_tasks: list[T
     )
 
 
-def _nameless(task: Task) -> Task:
+def _without_id(task: Task) -> Task:
     return msgspec.structs.replace(task, instance_id="", meta={})
 
 

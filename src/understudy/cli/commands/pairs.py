@@ -33,8 +33,8 @@ from understudy.types import SCHEMA
 from understudy.util.files import atomic_path
 from understudy.util.settings import option
 
-_FROM = ("replay", "rollouts", "all")
-_COMPARED = {
+_ORIGINS = ("replay", "rollouts", "all")
+_COMPARED_ITEMS = {
     "replay": "states that teachers answered about",
     "rollouts": "pairs of a solved and an unsolved rollout",
 }
@@ -106,14 +106,14 @@ def pairs(
     effect. From rollouts of one task: what a solved and an unsolved one did where they first differ. Without
     --output the pairs are only counted.
     """
-    if settings.origin not in _FROM:
-        raise ConfigError(f"--from: unknown value {settings.origin!r}; give one of {', '.join(_FROM)}")
+    if settings.origin not in _ORIGINS:
+        raise ConfigError(f"--from: unknown value {settings.origin!r}; give one of {', '.join(_ORIGINS)}")
     if settings.max_tokens is not None and settings.tokenizer is None:
         raise ConfigError("--max-tokens: needs a tokenizer; give --tokenizer MODEL_DIR")
     thinking = thinking_of(settings.thinking) or "only-when-both"
     interrupt_on_termination()
     redactor = Redactor.from_user_key() if settings.redacted else None
-    tallies = {each: PairCounts() for each in _FROM[:2] if settings.origin in (each, "all")}
+    tallies = {each: PairCounts() for each in _ORIGINS[:2] if settings.origin in (each, "all")}
     limits = Limits(chars=settings.max_chars, tokens=settings.max_tokens)
     try:
         with (
@@ -206,7 +206,7 @@ def _print_summary(
         return
     where = f"are in {name}" if name else "would be written"
     for origin, tally in tallies.items():
-        typer.echo(f"from {origin}: {tally.pairs} pairs of {tally.compared} {_COMPARED[origin]} {where}")
+        typer.echo(f"from {origin}: {tally.pairs} pairs of {tally.compared} {_COMPARED_ITEMS[origin]} {where}")
         for reason, count in tally.left_out.most_common():
             typer.echo(f"left out: {count} {reason}", err=True)
         for reason, count in tally.answers.most_common():

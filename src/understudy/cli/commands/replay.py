@@ -26,12 +26,12 @@ from understudy.store.address import parse_location
 from understudy.util.text import visible
 
 _NAME = re.compile(r"[\w.-]{1,80}")
-_WHY = {
+_LEFT_OUT_REASONS = {
     "unknown_family": "whose author's family is not known (--allow-unknown-family)",
     "no_teacher": "that no teacher may be asked about",
     "role": "of agents which the program started for itself (--all-roles)",
 }
-_WHY_NOT = {
+_NOT_ASKED_REASONS = {
     "same_family": "of its own family (--allow-same-family)",
     "unknown_family": "because its family is not known (family = … in the file, or --allow-unknown-family)",
 }
@@ -149,13 +149,13 @@ def _print_estimate(
     ):
         if number := selected.tools[source]:
             typer.echo(f"tools of {number} states are not in their logs: {how}", err=err)
-    if bare := selected.tools["none"]:
-        typer.echo(f"{bare} states are without tools", err=err)
+    if without_tools := selected.tools["none"]:
+        typer.echo(f"{without_tools} states are without tools", err=err)
     for why, n in selected.left_out.most_common():
-        typer.echo(f"left out: {n} states {_WHY.get(why, why)}", err=err)
+        typer.echo(f"left out: {n} states {_LEFT_OUT_REASONS.get(why, why)}", err=err)
     for name, reasons in selected.not_asked.items():
         for why, n in reasons.most_common():
-            typer.echo(f"{name} is not asked about {n} states {_WHY_NOT.get(why, why)}", err=err)
+            typer.echo(f"{name} is not asked about {n} states {_NOT_ASKED_REASONS.get(why, why)}", err=err)
     for name, share in shares.items():
         left = share.asks - share.done
         done = f" ({share.done} of {share.asks} done)" if share.done else ""

@@ -413,13 +413,13 @@ class RunDisplay(RunMonitor, LiveStatus):
         super().__init__()
         self.scheduler: RunInProgress | None = None
         self._stage = "starting"
-        self._waits = ""
+        self._wait_reason = ""
         self._reading = threading.Lock()
         self._store: Store | None = None
         self._began = time.monotonic()
         self._done_before = 0
         self._counts: RunCounts | None = None
-        self._count_again = 0.0
+        self._next_count_at = 0.0
 
     def stage(self, text: str) -> None:
         """Show a stage. A stage that only counts up gets its own line only on a terminal."""
@@ -436,11 +436,11 @@ class RunDisplay(RunMonitor, LiveStatus):
         self.scheduler = scheduler
         self.changed.set()
 
-    def waits(self, reason: str) -> None:
+    def waiting(self, reason: str) -> None:
         """Show why no worker works on the run."""
         reason = visible_line(reason)
-        if reason != self._waits:
-            self._waits = reason
+        if reason != self._wait_reason:
+            self._wait_reason = reason
             if reason:
                 self.changed.set()
 
@@ -479,17 +479,17 @@ class RunDisplay(RunMonitor, LiveStatus):
             parts.append(f"{progress.failed} failed, {progress.retried} retried")
         if progress.last_error is not None:
             parts.append(f"last fault at the {progress.last_error.boundary}")
-        if self._waits:
-            parts.append(self._waits)
+        if self._wait_reason:
+            parts.append(self._wait_reason)
         if self.scheduler.draining:
             parts.append("finishing what runs; Ctrl-C again stops at once")
         return " · ".join(parts)
 
     def _fresh_counts(self, store: Store, run_id: str) -> RunCounts:
         began = time.monotonic()
-        if self._counts is None or began >= self._count_again:
+        if self._counts is None or began >= self._next_count_at:
             self._counts = store.outcomes.counts(run_id)
-            self._count_again = began + _COUNTING_SHARE * (time.monotonic() - began)
+            self._next_count_at = began + _COUNTING_SHARE * (time.monotonic() - began)
         return self._counts
 
     def _time_left(self, done: int, total: int) -> str:

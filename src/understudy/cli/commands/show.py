@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from understudy.types import Attempt, Rollout
 
 
-_MOST_ROWS = 50
+_MAX_ROWS = 50
 """The number of sessions in a list."""
 
 
@@ -251,7 +251,7 @@ def _list(store: Store, as_json: bool) -> None:
         }
         for client in store.keys.clients()
     ]
-    sessions, number = store.sessions.summaries(_MOST_ROWS)
+    sessions, number = store.sessions.summaries(_MAX_ROWS)
     summaries = [
         {name: decoded(value) if isinstance(value, bytes) else value for name, value in asdict(each).items()}
         for each in sessions

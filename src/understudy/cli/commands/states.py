@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from understudy.redact.redactor import Redactor
     from understudy.store.sessions import SessionRepository, TurnSelection
 
-_MOST_ROWS = 50
+_MAX_ROWS = 50
 _COLUMNS = (
     "state_id", "model", "project", "role", "fidelity", "tool_calls", "tool_errors", "denied", "interrupted",
     "tests", "edits", "edits_survived", "commits", "feedback", "resolved",
@@ -139,7 +139,7 @@ def _match_table(
 ) -> None:
     names = ("state_id", "model", "project")
     rows = [[_decoded(value) or "" for value in row] for row in sessions.table(names, where) if row[0] in matches]
-    first_rows = rows[: limit or _MOST_ROWS]
+    first_rows = rows[: limit or _MAX_ROWS]
     if first_rows:
         head = ("state", "model", "project", "in", "text")
         print_table(head, [(*row, matches[row[0]].role, matches[row[0]].snippet) for row in first_rows])
@@ -194,7 +194,7 @@ def _table(sessions: SessionRepository, where: str | None, limit: int | None, se
 
     rows: list[tuple[Any, ...]] = []
     sampled = None if limit is None else seed
-    for row in sessions.table(_COLUMNS, where, limit=limit or _MOST_ROWS, seed=sampled):
+    for row in sessions.table(_COLUMNS, where, limit=limit or _MAX_ROWS, seed=sampled):
         decoded = [_decoded(value) for value in row]
         values: dict[str, Any] = dict(zip(_COLUMNS, decoded, strict=True))
         names = ("state_id", "model", "project", "role", "fidelity")

@@ -142,7 +142,7 @@ def make_tasks(
         else:
             assert package is not None
             tasks = await _generate(package, count, seed, split or TaskSplit.train, sandboxes, cache, workers)
-        intake = await validate_tasks(
+        validated = await validate_tasks(
             tasks,
             cache=cache,
             sandboxes=sandboxes,
@@ -150,12 +150,12 @@ def make_tasks(
             concurrency=workers,
             progress=counter("{} of {} tasks validated"),
         )
-        return intake, commits
+        return validated, commits
 
-    intake, commits = run_sandboxes(work())
-    refused = intake.refused
+    validated, commits = run_sandboxes(work())
+    refused = validated.refused
     # Many commits of a history are unsuitable as tasks, but a bug that we injected must make a valid task.
-    if refused and (repo is None or not intake.accepted):
+    if refused and (repo is None or not validated.accepted):
         reasons = "; ".join(f"{task}: {reason}" for task, reason in refused.items())
         remedy = "try another --seed" if repo is None else "give its tests' requirements with --requirements"
         if not path.exists():  # trees of an earlier file with this name are needed
@@ -163,16 +163,16 @@ def make_tasks(
         raise TaskError(f"{len(refused)} generated tasks did not pass validation: {reasons}; {remedy}")
     made_path = path if probing is None else Path(probing.task.tasks[0])
     made_path.parent.mkdir(parents=True, exist_ok=True)
-    dump([_with_relative_source(task, made_path) for task in intake.accepted], made_path)
+    dump([_with_relative_source(task, made_path) for task in validated.accepted], made_path)
     for task, reason in refused.items():
         first_line, *_ = reason.split("\n")  # what the tests printed follows, and is in the report of --json
         typer.echo(f"{task} did not pass validation: {first_line}", err=True)
-    report: dict[str, object] = {"path": str(path), "tasks": [task.instance_id for task in intake.accepted]}
+    report: dict[str, object] = {"path": str(path), "tasks": [task.instance_id for task in validated.accepted]}
     report["refused"] = refused
     if repo is not None:
         report["refused_commits"] = commits
     if probing is not None:
-        summary = _probed(probing)
+        summary = _run_probe(probing)
         tried = tried_tasks([Path(summary.output_dir)], summary.run_id)
         report |= _write_selection(tried, None, path) | {"run": summary.output_dir}
     if json_:
@@ -212,7 +212,7 @@ def _probe_settings(path: Path, samples: int | None, model: str | None, config: 
     return settings
 
 
-def _probed(settings: RunSettings) -> RunSummary:
+def _run_probe(settings: RunSettings) -> RunSummary:
     """Run the probe, or continue it. Raises typer.Exit when it was interrupted, with a line that says so."""
     from understudy.cli.commands.run import run_config_of, run_one
     from understudy.run.runner import check_prices
@@ -412,7 +412,7 @@ def check_tasks(
             loaded = await load_tasks(specs, sandboxes=sandboxes, cache=cache, images=images)
             if sandbox is None:
                 sandboxes = load_sandboxes(sandbox_for(loaded.tasks))
-            intake = await validate_tasks(
+            validated = await validate_tasks(
                 loaded.tasks,
                 cache=cache,
                 sandboxes=sandboxes,
@@ -424,17 +424,19 @@ def check_tasks(
         finally:
             await sandboxes.aclose()
         rows = {refusal.instance_id or refusal.where: str(refusal) for refusal in loaded.refused}
-        return ValidatedTasks(intake.accepted, rows | intake.refused, intake.protection)
+        return ValidatedTasks(validated.accepted, rows | validated.refused, validated.protection)
 
-    intake = run_sandboxes(work())
-    accepted = [task.instance_id for task in intake.accepted]
-    protection = {task: dict(zip(("level", "reason"), intake.protection[task], strict=True)) for task in accepted}
+    validated = run_sandboxes(work())
+    accepted = [task.instance_id for task in validated.accepted]
+    protection = {
+        task: dict(zip(("level", "reason"), validated.protection[task], strict=True)) for task in accepted
+    }
     if json_:
-        print_json({"accepted": accepted, "refused": intake.refused, "protection": protection})
+        print_json({"accepted": accepted, "refused": validated.refused, "protection": protection})
     else:
         for task, each in protection.items():
             typer.echo(f"ok       {task}   protection: {each['level']} {each['reason']}".rstrip())
-        for task, reason in intake.refused.items():
+        for task, reason in validated.refused.items():
             typer.echo(f"refused  {task}: {reason}")
-    if intake.refused:
+    if validated.refused:
         raise typer.Exit(1)

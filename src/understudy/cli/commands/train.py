@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -138,7 +137,7 @@ def sft(settings: SFTSettings, json_: Json = False) -> None:
     from an export in the format trl-sft, they come from the model's own chat template.
     """
     directory = model_directory(settings.model)
-    _refuse_choices_in_exports(settings, settings.roles)
+    _refuse_selection_in_exports(settings, settings.roles)
     if settings.engine == "llamafactory":
         _train_with_llamafactory(directory, settings, json_)
         return
@@ -150,7 +149,7 @@ def sft(settings: SFTSettings, json_: Json = False) -> None:
     progress = StepProgress("sft")
     context = _training_context(progress, settings)
     sequences = sequences_to_imitate(directory, settings, context.left_out)
-    with _claim(settings, directory), progress:
+    with _claim_output(settings, directory), progress:
         result = train_sft(directory, sequences, settings.output, settings.trainer, context)
     text = f"learned {result.tokens} sampled tokens of {result.rows} sequences in {_steps_and_loss(result)}"
     print_training(result, f"{result.output}: {text}", json_)
@@ -167,7 +166,7 @@ def dpo(settings: DPOSettings, json_: Json = False) -> None:
     from understudy.train.weights import FULL
 
     require_packages(*FULL)
-    _refuse_choices_in_exports(settings)
+    _refuse_selection_in_exports(settings)
     progress = StepProgress("dpo")
     context = _training_context(progress, settings)
     directory = model_directory(settings.model)
@@ -178,7 +177,7 @@ def dpo(settings: DPOSettings, json_: Json = False) -> None:
         include_suspicious=settings.include_suspicious,
         left_out=context.left_out,
     )
-    with _claim(settings, directory), progress:
+    with _claim_output(settings, directory), progress:
         result = train_dpo(directory, pairs, settings.output, settings.trainer, context)
     print_training(result, f"{result.output}: learned {result.rows} pairs in {_steps_and_loss(result)}", json_)
 
@@ -229,7 +228,7 @@ def _sampled_groups(
     from understudy.train.render import check_tokenizer_matches
 
     require_packages()
-    _refuse_choices_in_exports(settings, settings.roles)
+    _refuse_selection_in_exports(settings, settings.roles)
     directory = model_directory(settings.model)
     check_tokenizer_matches(settings.sources, directory, settings.run)
     loaded = load_groups(
@@ -258,7 +257,7 @@ def _update_policy(
     from understudy.train.metrics import parse_trackers
 
     trackers = parse_trackers(settings.track)
-    with _claim(settings, directory), StepProgress(name) as progress:
+    with _claim_output(settings, directory), StepProgress(name) as progress:
         result = train_grpo(
             directory,
             groups,
@@ -302,7 +301,7 @@ def _training_context(progress: StepProgress, settings: TrainingSettings) -> Tra
     )
 
 
-def _claim(settings: TrainingSettings, model: Path) -> AbstractContextManager[None]:
+def _claim_output(settings: TrainingSettings, model: Path) -> AbstractContextManager[None]:
     """Claim the output directory for this training."""
     from understudy.train.weights import claim_output
 
@@ -349,12 +348,12 @@ def _train_with_llamafactory(model: Path, settings: SFTSettings, as_json: bool) 
 # --- training data -------------------------------------------------------------------------------------
 
 
-def _refuse_choices_in_exports(settings: TrainingSettings, roles: str | None = None) -> None:
+def _refuse_selection_in_exports(settings: TrainingSettings, roles: str | None = None) -> None:
     options = {"--run": settings.run, "--roles": roles, "--include-suspicious": settings.include_suspicious}
-    refuse_of_exports(settings.sources, options)
+    refuse_options_for_exports(settings.sources, options)
 
 
-def refuse_of_exports(sources: Many[Path], options: Mapping[str, object]) -> None:
+def refuse_options_for_exports(sources: Sequence[Path], options: Mapping[str, object]) -> None:
     """Raise ConfigError if a source is an export and an option is given that selects rollouts."""
     from understudy.train.groups import is_export
 

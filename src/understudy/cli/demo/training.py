@@ -44,7 +44,7 @@ class DemoSettings(Struct, frozen=True, kw_only=True):
     """The training of the model that GRPO starts from; None: the one after SFT."""
     grpo: tuple[str, ...]
     answer_tokens: int
-    collecting: tuple[str, ...] = ()
+    run_options: tuple[str, ...] = ()
     """Options of every run of the model."""
     gains: Mapping[str, float]
     """How much the solve rates must rise."""
@@ -70,16 +70,16 @@ MODELS: Mapping[str, DemoSettings] = {
         weak_sft=None,
         grpo=("--learning-rate", "1e-5", "--micro-batch-tokens", "2304"),
         answer_tokens=128,
-        collecting=("--concurrency", "24"),
+        run_options=("--concurrency", "24"),
         gains={"after SFT": 0.2},
     ),
 }
 """The models that `understudy demo` knows."""
 
-_EVALUATED_AT = "0.5"
+_EVALUATION_TEMPERATURE = "0.5"
 """The temperature of evaluations. Rollouts to learn from are sampled at 1."""
 
-EVALUATION = ("--evaluation", "--temperature", _EVALUATED_AT)
+EVALUATION = ("--evaluation", "--temperature", _EVALUATION_TEMPERATURE)
 """Options of the run that evaluates a model."""
 
 
@@ -102,7 +102,7 @@ def run_training(directory: Path, model: str, *, seed: int, size: DemoSize) -> b
         demo.command("models", "fetch", model)
     train, held_out = demo.tasks("train", size.tasks), demo.tasks("held-out", size.evaluated)
 
-    weights = ("--weights", model, *settings.collecting, *EVALUATION)
+    weights = ("--weights", model, *settings.run_options, *EVALUATION)
     points = {"untrained": demo.rollouts("1-untrained", held_out, *weights)}
 
     teacher = demo.rollouts("2-teacher", train, "--policy", "terse")
@@ -110,7 +110,7 @@ def run_training(directory: Path, model: str, *, seed: int, size: DemoSize) -> b
     if not dataset.exists():
         demo.command("export", "trl-sft", teacher, "--output", dataset, "--solved-only")
     student = demo.imitate("sft", dataset, *settings.sft)
-    weights = ("--weights", student, *settings.collecting, *EVALUATION)
+    weights = ("--weights", student, *settings.run_options, *EVALUATION)
     points["after SFT"] = demo.rollouts("3-sft", held_out, *weights)
 
     pages = [directory / "demo.html"]
@@ -120,7 +120,7 @@ def run_training(directory: Path, model: str, *, seed: int, size: DemoSize) -> b
         demo.command(
             *("train", "loop", beginner, "--tasks", train, "--eval-tasks", held_out),
             *("--steps", str(size.steps), "--groups", str(size.groups), "--samples", str(size.samples)),
-            *(*settings.grpo, *settings.collecting, "--eval-temperature", _EVALUATED_AT),
+            *(*settings.grpo, *settings.run_options, "--eval-temperature", _EVALUATION_TEMPERATURE),
             *(*demo.agent, *demo.seed, "--output-dir", loop),
         )
         demo.command("report", loop, "--png")

@@ -132,7 +132,7 @@ def _work(module: ModuleSpec, behaviour: str, draw: random.Random) -> list[Messa
     if behaviour == "looks":
         return [*read, _says(_LOOKS_RIGHT)]
     function, new = _EDITS[behaviour](module, draw)
-    old = function.expression(module.instead if function is module.broken else None)
+    old = function.expression(module.wrong_meaning if function is module.broken else None)
     edit = _calls(
         "Edit", say=function.signature, file_path=path, old_string=f"return {old}", new_string=f"return {new}"
     )
@@ -148,7 +148,7 @@ def _wrong(module: ModuleSpec, draw: random.Random) -> tuple[FunctionSpec, str]:
     others = [
         meaning
         for meaning in MEANINGS
-        if meaning.kind == broken.meaning.kind and meaning not in (broken.meaning, module.instead)
+        if meaning.kind == broken.meaning.kind and meaning not in (broken.meaning, module.wrong_meaning)
     ]
     return broken, broken.expression(draw.choice(others))
 
