@@ -40,8 +40,8 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
     `{machine}` is x64 or arm64, `{cpu}` x86_64 or aarch64, and `{libc}` is "-musl" where that is the C library.
     `distributions` are what a Python agent consists of in the registry; empty if that has the agent's name.
     `machines` are those that the registry has it for. `requires_python` is the oldest Python that it works with.
-    `launched` says that it is started by `launcher.py`, which needs the Python of `runtimes.py`. `pinned` is False
-    of versions that this release was not made for (`at_version`).
+    `launched` says that it is started by `launcher.py`, which needs the Python of `runtimes.py`. `pinned` is false
+    for versions other than the one that this release was made for (`at_version`).
     """
 
     agent: str

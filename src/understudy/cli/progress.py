@@ -113,8 +113,8 @@ class ProgressLine:
             self._drawn = False
 
 
-def counter(what: str) -> Callable[[int, int], None]:
-    """Return a progress callback for stderr: `what` is formatted with two numbers.
+def counter(template: str) -> Callable[[int, int], None]:
+    """Return a progress callback for stderr: `template` is formatted with two numbers.
 
     Off a terminal, it is printed when the first number changes.
     """
@@ -122,7 +122,7 @@ def counter(what: str) -> Callable[[int, int], None]:
 
     def show(first: int, second: int) -> None:
         nonlocal last
-        line.show(what.format(first, second), at_once=first != last)
+        line.show(template.format(first, second), at_once=first != last)
         last = first
 
     return show

@@ -1,4 +1,4 @@
-"""Agents at a time as the model server bears them: its Prometheus metrics are read, and a limit follows them."""
+"""Limits how many agents run at a time by the load of the model servers, read from their Prometheus metrics."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class RolloutNote(Struct, frozen=True, kw_only=True):
 
 
 class _CheckedRollout(Struct, frozen=True):
-    """A rollout whose files are there, as it was then; and how it was graded, if that was read for its files."""
+    """A rollout whose files were complete at its `updated_at`, and how it was graded, if that was read then."""
 
     updated_at: float
     outcome: reports.GradingOutcome | None = None

@@ -115,12 +115,12 @@ def _word(text: str, begin: int, strict: bool) -> ShellToken:
     at, parts, literal = begin, list[str](), True
     substitutions: list[str] = []
     while at < len(text):
-        here = text[at]
+        character = text[at]
         if plain := _PLAIN.match(text, at):
             parts.append(plain[0])
             literal = literal and _LITERAL.fullmatch(plain[0]) is not None
             at = plain.end()
-        elif here == "'":
+        elif character == "'":
             end = text.find("'", at + 1)
             if end < 0:
                 if strict:
@@ -129,20 +129,20 @@ def _word(text: str, begin: int, strict: bool) -> ShellToken:
             else:
                 parts.append(text[at + 1 : end])
             at = end + 1
-        elif here == '"':
+        elif character == '"':
             end = _quote_end(text, at, strict)
             inner = text[at + 1 : end - 1]
             literal = literal and not any(sign in inner for sign in "$`!")
             parts.append(_ESCAPED.sub(lambda match: match[1].strip("\n"), inner))
             at = end
-        elif here == "\\":
+        elif character == "\\":
             if strict and at + 1 >= len(text):
                 raise ShellSyntaxError(
                     "expected a character after the last backslash; add it, or remove the backslash"
                 )
-            parts.append(text[at + 1 : at + 2].strip("\n") if at + 1 < len(text) else here)
+            parts.append(text[at + 1 : at + 2].strip("\n") if at + 1 < len(text) else character)
             at += 2
-        elif here in "$`":
+        elif character in "$`":
             literal = False
             try:
                 end = _substitution_end(text, at, 0)
@@ -150,7 +150,7 @@ def _word(text: str, begin: int, strict: bool) -> ShellToken:
                 if strict:
                     raise
                 end = len(text)
-            if here == "`":
+            if character == "`":
                 substitutions.append(text[at + 1 : end].removesuffix("`"))
             elif text.startswith("(", at + 1):
                 substitutions.append(text[at + 2 : end].removesuffix(")"))
@@ -179,12 +179,12 @@ def _closing_quote(text: str, at: int, depth: int) -> int:
     """Return the position after the double quote that closes the one at `at`."""
     at += 1
     while at < len(text):
-        here = text[at]
-        if here == '"':
+        character = text[at]
+        if character == '"':
             return at + 1
-        if here == "\\":
+        if character == "\\":
             at += 2
-        elif here in "$`":
+        elif character in "$`":
             at = _substitution_end(text, at, depth + 1)
         else:
             at += 1
@@ -208,20 +208,20 @@ def _substitution_end(text: str, at: int, depth: int) -> int:
     at += 2
     level = 1
     while at < len(text):
-        here = text[at]
-        if here == "\\":
+        character = text[at]
+        if character == "\\":
             at += 2
-        elif here == "'":
+        elif character == "'":
             end = text.find("'", at + 1)
             if end < 0:
                 raise ShellSyntaxError("expected a closing single quote; add it")
             at = end + 1
-        elif here == '"':
+        elif character == '"':
             at = _closing_quote(text, at, depth + 1)
-        elif here in "$`":
+        elif character in "$`":
             at = _substitution_end(text, at, depth + 1)
         else:
-            level += (here == opening) - (here == closing)
+            level += (character == opening) - (character == closing)
             at += 1
             if not level:
                 return at

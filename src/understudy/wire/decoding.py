@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 from understudy.wire.errors import InvalidRequest
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What reading a body raises that is not of its dialect: invalid JSON, other types, no UTF-8, or too deep."""
+"""The exceptions for a body that is not of its dialect: invalid JSON or UTF-8, other types, too deep nesting."""
 
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", re.DOTALL
