@@ -131,3 +131,40 @@ def test_an_answer_that_qwen_code_asked_again_for_is_in_no_later_history(tmp_pat
     roles = [[message["role"] for message in state.messages] for state in states]
     assert roles == [["user"], ["user"], ["user", "assistant", "tool"]]
     assert states[-1].messages[-1]["content"] == "2"
+
+
+def test_qwen_code_sends_the_results_before_a_compression_that_ends_with_their_calls(tmp_path: Path) -> None:
+    call = {"functionCall": {"id": "c1", "name": "run", "args": {"command": "echo 1"}}}
+    history = [
+        {"role": "user", "parts": [{"text": "A summary."}]},
+        {"role": "model", "parts": [{"text": "I run it."}, call]},
+    ]
+    records: list[dict[str, object]] = [
+        {"type": "user", "message": {"parts": [{"text": "go"}]}},
+        {"type": "assistant", "message": {"parts": [{"text": "I run it."}, call]}},
+        {
+            "type": "tool_result",
+            "message": {"parts": [{"functionResponse": {"id": "c1", "response": {"output": "1"}}}]},
+        },
+        {"type": "system", "subtype": "chat_compression", "systemPayload": {"compressedHistory": history}},
+        {"type": "assistant", "message": {"parts": [{"text": "It printed 1."}]}},
+        {"type": "user", "message": {"parts": [{"text": "And?"}]}},
+        {"type": "assistant", "message": {"parts": [{"text": "Done."}]}},
+    ]
+    path = tmp_path / "chat.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"uuid": f"u{at}", "parentUuid": f"u{at - 1}" if at else None, "provenance": "p"} | record)
+            + "\n"
+            for at, record in enumerate(records)
+        )
+    )
+    _, (_, after, later) = only(path)
+    assert [(message["role"], message["content"]) for message in after.messages] == [
+        ("user", "A summary."),
+        ("assistant", "I run it."),
+        ("tool", "1"),
+    ]
+    assert (after.fidelity, after.notes) == ("exact", ())
+    # If this prompt resumed the session, the result was not sent; the log does not tell.
+    assert later.messages[2]["content"] == "1" and later.notes == ("resume_not_logged",)

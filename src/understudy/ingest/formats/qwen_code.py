@@ -1,7 +1,8 @@
 """Reads chats of Qwen Code: lines that form a tree, with messages in Gemini's form.
 
 `uuid` and `parentUuid` work as in Claude Code's logs; messages have `parts`. A `chat_compression` record holds the
-whole conversation that continues. A subagent's chat is a separate file.
+whole conversation that continues, but not the results of the calls that it ends with: they were logged before it.
+A subagent's chat is a separate file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from understudy.ingest.formats.gemini import ReplyRenderer, record_messages
 from understudy.ingest.json_values import items, mapping, string, value_at
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import file_name, outline, read_records
-from understudy.ingest.trace import Trace
+from understudy.ingest.trace import Message, Trace
 
 _KINDS = {"user": "user", "tool_result": "user", "assistant": "gemini"}
 _ROLES = {"user": "user", "model": "gemini"}
@@ -40,11 +41,19 @@ class QwenCodeFormat(LogFormat):
         builder = TraceBuilder("qwen-code", file.path, name, losses=losses)
         builder.trace.renderer = ReplyRenderer()
         tips: dict[str | None, int] = {None: -1}
+        restored = False  # whether results were put behind the last compression
         for number, record in enumerate(read_records(file, losses)):
             parent = string(record.get("parentUuid"))
             # A record whose parent is missing is put after the previous record.
             builder.tip = tips.get(parent, builder.tip)
-            _add(builder, record, number)
+            if _is_compression(record):
+                builder.fidelity, builder.notes = "exact", ()
+                restored = _compress(builder, items(value_at(record, "systemPayload", "compressedHistory")))
+            else:
+                if restored and record.get("type") == "user":
+                    # A resumed session lacks those results, and nothing tells whether it was resumed.
+                    builder.fidelity, builder.notes = "repaired", ("resume_not_logged",)
+                _add(builder, record, number)
             tips[string(record.get("uuid")) or f"line {number}"] = builder.tip
             builder.trace.session_id = string(record.get("sessionId")) or builder.trace.session_id
             builder.trace.version = builder.trace.version or string(record.get("version"))
@@ -62,19 +71,44 @@ def _take_back(builder: TraceBuilder) -> None:
         builder.tip = last.parent
 
 
+def _is_compression(record: dict[str, Any]) -> bool:
+    return record.get("type") == "system" and record.get("subtype") == "chat_compression"
+
+
+def _compress(builder: TraceBuilder, history: list[Any]) -> bool:
+    """Apply a compression: the conversation becomes this history.
+
+    Returns whether earlier results had to be added, because the history ends with calls.
+    """
+    if not history or not builder.may_repeat():
+        return False
+    before = builder.tip
+    builder.count_repeated(len(history))
+    builder.continue_from()
+    messages: list[Message] = []
+    for one in map(mapping, history):
+        line = {"type": _ROLES.get(str(one.get("role"))), "content": items(one.get("parts"))}
+        messages = record_messages(line, set(), builder.losses)
+        builder.add(messages)
+    unanswered = {call["id"] for call in (messages[-1].get("tool_calls") or () if messages else ())}
+    results: list[Message] = []
+    while before >= 0 and unanswered:
+        node = builder.trace.nodes[before]
+        for message in reversed(node.body):
+            if message.get("tool_call_id") in unanswered:
+                unanswered.remove(message["tool_call_id"])
+                results.append(message)
+        before = node.parent
+    if results:
+        builder.add(results[::-1])
+    return bool(results)
+
+
 def _add(builder: TraceBuilder, record: dict[str, Any], number: int) -> None:
     """Add a record at the tip."""
     kind, subtype = str(record.get("type")), record.get("subtype")
     message = mapping(record.get("message"))
-    if kind == "system" and subtype == "chat_compression":
-        history = items(value_at(record, "systemPayload", "compressedHistory"))
-        if history and builder.may_repeat():
-            builder.count_repeated(len(history))
-            builder.continue_from()
-            for one in map(mapping, history):
-                line = {"type": _ROLES.get(str(one.get("role"))), "content": items(one.get("parts"))}
-                builder.add(record_messages(line, set(), builder.losses))
-    elif kind in _KINDS and message and subtype != "realtime_message":
+    if kind in _KINDS and message and subtype != "realtime_message":
         line = {"type": _KINDS[kind], "content": items(message.get("parts"))}
         messages = record_messages(line, set(), builder.losses)
         if kind != "assistant":
