@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from understudy.agents.acp import make_agent
 from understudy.agents.install import agent_package
 from understudy.agents.packaged import PackagedAgent
 from understudy.agents.packages import AGENT_PACKAGES
+from understudy.agents.registry import make_agent
 from understudy.agents.turn_log import answered_turn
 from understudy.model.scripted.changes import Edit
 from understudy.model.scripted.toolsets import ActionCall, Toolset, action_call
@@ -157,7 +157,7 @@ def behaviours(agent: str, seed: int, sessions: int) -> list[Behaviour]:
         Behaviour(
             name=f"session {number}",
             steps=tuple(Script(f"{seed} {agent} {number}").steps(TURNS)),
-            ends=("completed",),
+            accepted_outcomes=("completed",),
             max_turns=200,
             timeout_s=900.0,
         )

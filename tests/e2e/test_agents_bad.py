@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from understudy.agents.acp import make_agent
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob
 from understudy.agents.install import install
 from understudy.agents.packages import AGENT_PACKAGES, AgentPackage
+from understudy.agents.registry import make_agent
 from understudy.agents.runtimes import node_runtime, python_runtime
 from understudy.config import cache_dir
 from understudy.errors import ConfigError

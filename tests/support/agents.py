@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from understudy.agents.acp import make_agent
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentResult
 from understudy.agents.install import agent_package, install
+from understudy.agents.registry import make_agent
 from understudy.agents.runtimes import interpreter
 from understudy.errors import ConfigError
 from understudy.gateway.backends.chat import VLLMBackend

@@ -33,7 +33,7 @@ _READ_AT_START = (
 _READ_ON_IMPORT = {"torch", "huggingface_hub"}
 """Libraries that read it once, when they are imported, and that few commands import."""
 _IMPORTED_LATER = (
-    *("agents.claude_code", "agents.claude_install", "cli.main", "cli.page", "cli.session_page", "export.lineage"),
+    *("agents.claude_code", "agents.claude_install", "cli.main", "cli.page", "cli.session_page", "export.verify"),
     *("gateway.serve.admin", "gateway.serve.stored_keys", "ingest.collect", "ingest.formats.registry"),
     *(
         "ingest.redaction_preview",

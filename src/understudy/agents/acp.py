@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 
 from understudy import plugins
-from understudy.agents.base import Agent, AgentJob, AgentOutcome, AgentResult
+from understudy.agents.base import AgentJob, AgentOutcome, AgentResult
 from understudy.agents.claude_code import ClaudeCode
 from understudy.agents.packaged import (
     GATEWAY,
@@ -161,17 +161,3 @@ def _launch(job: AgentJob) -> Launch:
         "UNDERSTUDY_MODEL": job.model,
     }
     return Launch(arguments=(), env=env, files={})
-
-
-def make_agent(name: str, options: Mapping[str, str]) -> Agent:
-    """Return the agent that `--agent` names, with its options. Raises ConfigError."""
-    kind, separator, command = name.partition(":")
-    if separator and kind != AcpAgent.name:
-        raise ConfigError(
-            f"--agent {name}: only acp takes a command; give the name alone, or a command as in --agent "
-            f"{AcpAgent.name}:COMMAND"
-        )
-    if kind not in (names := plugins.names("agents")):
-        choices = (f"{AcpAgent.name}:COMMAND" if each == AcpAgent.name else each for each in names)
-        raise ConfigError(f"unknown agent {name!r}; give one of: {', '.join(choices)}")
-    return plugins.load("agents", kind)(**options, **({"command": command} if separator else {}))

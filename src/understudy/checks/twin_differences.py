@@ -1,14 +1,15 @@
 """Recognizes assertions that a value is near another one, however they are written: `abs(a - b) / b < 1e-6`.
 
-What they compute from the two values runs in the tested process, and a number of a class of its own decides that.
-A version sends the observed value instead (see `twins`), and whether it is near is judged outside.
+That arithmetic runs in the tested process, whose code could return a number type that makes any comparison true.
+So a version sends the observed value (see `twins`), and whether it is near is judged outside.
 """
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
+
+from msgspec import Struct
 
 from understudy.checks.twin_assertions import is_evaluable
 from understudy.checks.twin_names import name_of
@@ -17,10 +18,16 @@ from understudy.util.python_syntax import unparse
 _LARGEST_RELATIVE = 0.5  # with a larger tolerance two values that are near a third one may be far from each other
 
 
-def difference(operator: str, left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr, str] | None:
-    """Return both values of a comparison that says that they are near each other, and the tolerance in the form of
-    `twin_assertions.tolerances_of`; None for other relations.
-    """
+class NearValues(Struct, frozen=True):
+    """Two values that must be near each other. `tolerance` is in the form of `twin_assertions.tolerances_of`."""
+
+    first: ast.expr
+    second: ast.expr
+    tolerance: str
+
+
+def near_comparison(operator: str, left: ast.expr, right: ast.expr) -> NearValues | None:
+    """Return the values of a comparison that says that they are near each other; None for other relations."""
     if operator == "==":
         return _rounded(left, right) or _rounded(right, left)
     if operator in (">", ">="):
@@ -29,71 +36,69 @@ def difference(operator: str, left: ast.expr, right: ast.expr) -> tuple[ast.expr
         return None
     tolerance = _number(right)
     if tolerance is not None:
-        return next(_within(left, tolerance), None)
+        return _within(left, tolerance)
     match left, right:
         case (
             ast.Call(args=[ast.BinOp(left=one, op=ast.Sub(), right=other)]),
             ast.BinOp(left=factor, op=ast.Mult(), right=scale),
         ) if _is_magnitude(left):
             factor, scale = (factor, scale) if _number(factor) is not None else (scale, factor)
-            return _scaled(one, other, scale, _number(factor))
+            return _relative(one, other, scale, _number(factor))
         case _:
             return None
 
 
-def between(low: ast.expr, middle: ast.expr, high: ast.expr) -> tuple[ast.expr, ast.expr, str] | None:
-    """Return what `difference` does, of `low < middle < high`."""
-    least, most = _number(low), _number(high)
+def near_range(low: ast.expr, middle: ast.expr, high: ast.expr) -> NearValues | None:
+    """Return the values of `low < first - second < high`; None if this is another relation."""
+    lower, upper = _number(low), _number(high)
     match middle:
-        case ast.BinOp(left=one, op=ast.Sub(), right=other) if least is not None and most is not None:
-            return (one, other, repr({"abs": max(-least, most)})) if least < 0 < most else None
+        case ast.BinOp(left=one, op=ast.Sub(), right=other) if lower is not None and upper is not None:
+            # Of unequal bounds the wider one counts, so that nothing that passes the test is too far away.
+            return NearValues(one, other, repr({"abs": max(-lower, upper)})) if lower < 0 < upper else None
         case _:
             return None
 
 
-def _within(measure: ast.expr, tolerance: float) -> Iterator[tuple[ast.expr, ast.expr, str]]:
+def _within(measure: ast.expr, tolerance: float) -> NearValues | None:
+    """Return the values whose distance a `measure` computes, which must be below a tolerance."""
     match measure:
         case ast.BinOp(
             left=ast.BinOp(left=one, op=ast.Sub(), right=other), op=ast.Pow(), right=ast.Constant(value=2)
         ):
-            yield one, other, repr({"abs": math.sqrt(tolerance)})
+            return NearValues(one, other, repr({"abs": math.sqrt(tolerance)}))
         case ast.BinOp(
             left=ast.Call(args=[ast.BinOp(left=one, op=ast.Sub(), right=other)]) as inner, op=ast.Div()
         ):
-            if _is_magnitude(inner) and (near := _scaled(one, other, measure.right, tolerance)) is not None:
-                yield near
+            return _relative(one, other, measure.right, tolerance) if _is_magnitude(inner) else None
         case ast.Call(args=[ast.BinOp(left=one, op=ast.Sub(), right=other)]) if _is_magnitude(measure):
-            yield one, other, repr({"abs": tolerance})
+            return NearValues(one, other, repr({"abs": tolerance}))
         case ast.Call(
             args=[ast.BinOp(left=ast.BinOp(left=one, op=ast.Sub(), right=other), op=ast.Div(), right=scale)]
         ) if _is_magnitude(measure):
-            if (near := _scaled(one, other, scale, tolerance)) is not None:
-                yield near
+            return _relative(one, other, scale, tolerance)
         case _:
-            return
+            return None
 
 
-def _scaled(
-    one: ast.expr, other: ast.expr, scale: ast.expr, tolerance: float | None
-) -> tuple[ast.expr, ast.expr, str] | None:
+def _relative(one: ast.expr, other: ast.expr, scale: ast.expr, tolerance: float | None) -> NearValues | None:
     """Return a difference that is compared with a multiple of `scale`, which is a number or one of both values."""
     if tolerance is None:
         return None
     if (factor := _number(scale)) is not None:
-        return one, other, repr({"abs": tolerance * abs(factor)})
+        return NearValues(one, other, repr({"abs": tolerance * abs(factor)}))
     inner = scale.args[0] if isinstance(scale, ast.Call) and _is_magnitude(scale) else scale
     if unparse(inner) in (unparse(one), unparse(other)) and tolerance < _LARGEST_RELATIVE:
-        return one, other, repr({"rel": tolerance / (1 - tolerance)})
+        return NearValues(one, other, repr({"rel": tolerance / (1 - tolerance)}))
     return None
 
 
-def _rounded(measure: ast.expr, zero: ast.expr) -> tuple[ast.expr, ast.expr, str] | None:
+def _rounded(measure: ast.expr, zero: ast.expr) -> NearValues | None:
     match measure:
         case ast.Call(
             func=ast.Name(id="round"), args=[ast.BinOp(left=one, op=ast.Sub(), right=other), *digits], keywords=[]
         ) if _number(zero) == 0 and len(digits) <= 1:
             places = _number(digits[0]) if digits else 0
-            return None if places is None else (one, other, repr({"places": int(places)}))
+            return None if places is None else NearValues(one, other, repr({"places": int(places)}))
         case _:
             return None
 

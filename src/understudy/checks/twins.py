@@ -44,7 +44,7 @@ from understudy.checks.twin_assertions import (
 )
 from understudy.checks.twin_compared import number_comparisons, observe_comparisons
 from understudy.checks.twin_cut import cut_unused, unpack_rows
-from understudy.checks.twin_differences import between, difference
+from understudy.checks.twin_differences import near_comparison, near_range
 from understudy.checks.twin_exposure import Comparisons, Exposure, Subjects, reads_files
 from understudy.checks.twin_literals import change_literal, has_literal, is_literal, texts_of
 from understudy.checks.twin_names import (
@@ -346,8 +346,8 @@ class _Rewriter(ast.NodeTransformer):
             if sent and number not in self._plain:
                 return [ast.Expr(_call("_send_", number, ast.List(sent, ast.Load())))]
         elif len(operands) == 3 and is_evaluable(operands[0]) and is_evaluable(operands[2]):
-            if "<" in names[0] and "<" in names[1] and (near := between(*operands)) is not None:
-                return self._approx(*near, test=test)
+            if "<" in names[0] and "<" in names[1] and (near := near_range(*operands)) is not None:
+                return self._approx(near.first, near.second, near.tolerance, test)
             low = TwinSite("compare", unparse(operands[0]), MIRRORED.get(names[0], ""))
             high = TwinSite("compare", unparse(operands[2]), names[1])
             if low.operator in MIRRORED and high.operator in MIRRORED:
@@ -377,13 +377,13 @@ class _Rewriter(ast.NodeTransformer):
             if near is not None and operator == "==":
                 actual = left if approximation(right) else right
                 return self._approx(actual, near.args[0], tolerances_of(near), self._test("==", left, right))
-            if operator == "==" and (apart := difference(operator, left, right)) is not None:
-                return self._approx(*apart, test=self._test(operator, left, right))
+            if operator == "==" and (apart := near_comparison(operator, left, right)) is not None:
+                return self._approx(apart.first, apart.second, apart.tolerance, self._test(operator, left, right))
             constant = isinstance(right, ast.Constant) or isinstance(left, ast.Constant)
             return self._equality("same" if operator == "is" and constant else operator, left, right)
         if operator in MIRRORED:
-            if want and (near := difference(operator, left, right)) is not None:
-                return self._approx(*near, test=self._test(operator, left, right))
+            if want and (near := near_comparison(operator, left, right)) is not None:
+                return self._approx(near.first, near.second, near.tolerance, self._test(operator, left, right))
             if is_evaluable(right):
                 return self._compare(operator, left, right, want=want)
             if is_evaluable(left):

@@ -347,7 +347,7 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
     rendered: dict[int, list[Message]] = {}
     offered = OfferedTools(trace, rendered)
     for number, turn in enumerate(trace.turns):
-        tools = offered.of(turn)
+        tools = offered.tools_of(turn)
         answer = textual(message_of(offered.action_of(turn)))
         if reason := flaw(answer) or _not_offered(answer, tools):
             left_out[reason] += 1
@@ -376,7 +376,7 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
         messages.append(answers[last])
         learned[len(messages) - 1] = turn
         notes["paths"] += 1
-        yield _turn_example(trace, turn, messages, learned, "conversation", offered.of(turn))
+        yield _turn_example(trace, turn, messages, learned, "conversation", offered.tools_of(turn))
 
 
 def _not_offered(answer: Message, offered: ToolList) -> str | None:

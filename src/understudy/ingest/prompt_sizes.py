@@ -79,7 +79,7 @@ class UnloggedTools(Struct, frozen=True):
         """Return the tools of a trace, which `offered` derives."""
         if all((turn.shape or trace.shape).tools is not None for turn in trace.turns):
             return cls()
-        tools = offered.unlogged
+        tools = offered.inferred_tools
         return cls(tools.source, _json_size(tools.tools))
 
 

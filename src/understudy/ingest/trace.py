@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from hashlib import blake2b as _blake2b
+from hashlib import blake2b
 from itertools import chain
 from typing import Any, Literal, Protocol, cast
 
@@ -48,11 +48,11 @@ def shown_result(trace: Trace, message: dict[str, Any]) -> dict[str, Any]:
     """
     if trace.format not in _MARKING_FORMATS or not message.get("is_error"):
         return message
-    text, images = _failed(message.get("content"))
+    text, images = _failed_result(message.get("content"))
     return {**message, "content": [{"type": "text", "text": text}, *images] if images else text}
 
 
-def _failed(content: Any) -> tuple[str, list[Any]]:
+def _failed_result(content: Any) -> tuple[str, list[Any]]:
     """Return the text that a model is shown of a failed result, and the images of the result."""
     parts = cast("list[dict[str, Any]]", content) if isinstance(content, list) else []
     images = [part for part in parts if "image_url" in part]
@@ -67,36 +67,37 @@ def normalise_messages(messages: Sequence[dict[str, Any]], *, marks_errors: bool
     that flag is shown as the gateway shows it, and its images follow it in a user message. The messages passed in
     are not changed.
     """
-    done: list[dict[str, Any]] = []
-    users: list[dict[str, Any]] = []
-    calls: list[str] = []
+    result: list[dict[str, Any]] = []
+    user_messages: list[dict[str, Any]] = []
+    open_calls: list[str] = []
     for message in messages:
         role = message["role"]
         if role == "user":
-            users.append(message)
+            user_messages.append(message)
         elif role == "tool":
-            if message.get("tool_call_id") in calls:
+            if message.get("tool_call_id") in open_calls:
                 # A late result goes before what the user wrote since the response.
-                calls.remove(message["tool_call_id"])
-                result, images = _without_mark(message, marks_errors)
-                done.append(result)
+                open_calls.remove(message["tool_call_id"])
+                tool_message, images = _without_mark(message, marks_errors)
+                result.append(tool_message)
                 if images:
-                    users.append({"role": "user", "content": images})
+                    user_messages.append({"role": "user", "content": images})
             else:
-                users.append({"role": "user", "content": message.get("content")})
+                user_messages.append({"role": "user", "content": message.get("content")})
         elif message.get("content") or message.get("tool_calls"):
-            joins = role == "assistant" and not users and bool(done) and done[-1]["role"] == "assistant"
-            if not joins or (calls and message.get("content")):
+            follows_assistant = bool(result) and result[-1]["role"] == "assistant"
+            joins = role == "assistant" and not user_messages and follows_assistant
+            if not joins or (open_calls and message.get("content")):
                 # The calls of one response may come in several messages. Text after a call begins another
                 # response, which was sent with that call's result.
-                _flush(done, users, calls)
-            if role == "assistant" and done and done[-1]["role"] == "assistant":
-                done[-1] = _joined(done[-1], message)
+                _flush(result, user_messages, open_calls)
+            if role == "assistant" and result and result[-1]["role"] == "assistant":
+                result[-1] = _joined(result[-1], message)
             else:
-                done.append(message)
-            calls += [call["id"] for call in message.get("tool_calls") or ()]
-    _flush(done, users, calls)
-    return done
+                result.append(message)
+            open_calls += [call["id"] for call in message.get("tool_calls") or ()]
+    _flush(result, user_messages, open_calls)
+    return result
 
 
 def _without_mark(message: dict[str, Any], marks_errors: bool) -> tuple[dict[str, Any], list[Any]]:
@@ -107,32 +108,33 @@ def _without_mark(message: dict[str, Any], marks_errors: bool) -> tuple[dict[str
     plain = {key: value for key, value in message.items() if key != "is_error"}
     if not (marks_errors and message.get("is_error")):
         return plain, []
-    text, images = _failed(message.get("content"))
+    text, images = _failed_result(message.get("content"))
     return {**plain, "content": text}, images
 
 
-def _flush(done: list[dict[str, Any]], users: list[dict[str, Any]], calls: list[str]) -> None:
-    done += [{"role": "tool", "tool_call_id": call, "content": MISSING_RESULT} for call in calls]
-    calls.clear()
-    nonempty = [message for message in users if message.get("content")]
-    users.clear()
+def _flush(result: list[dict[str, Any]], user_messages: list[dict[str, Any]], open_calls: list[str]) -> None:
+    """Move what is open to `result`: a missing result for each open call, and the user's messages as one."""
+    result += [{"role": "tool", "tool_call_id": call, "content": MISSING_RESULT} for call in open_calls]
+    open_calls.clear()
+    nonempty = [message for message in user_messages if message.get("content")]
+    user_messages.clear()
     if not nonempty:
         return
     whole = nonempty[0]
     for message in nonempty[1:]:
         whole = _joined(whole, message)
-    done.append(whole)
+    result.append(whole)
 
 
 def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    joined = {**first, "content": _content(first.get("content"), second.get("content"))}
+    joined = {**first, "content": _joined_content(first.get("content"), second.get("content"))}
     calls = [*(first.get("tool_calls") or ()), *(second.get("tool_calls") or ())]
     if calls:
         joined["tool_calls"] = calls
     return joined
 
 
-def _content(first: Any, second: Any) -> Any:
+def _joined_content(first: Any, second: Any) -> Any:
     if not first or not second:
         return first or second
     if isinstance(first, str) and isinstance(second, str):
@@ -300,8 +302,8 @@ class Trace(Struct, kw_only=True, eq=False):
 class TraceState(Struct, kw_only=True):
     """What the model saw at one turn (`messages`) and what it did then (`student_action`).
 
-    Files of states have these fields. `tools_source`, `tools_version` and `tools_inferred` are explained in
-    `tool_lists.ToolList`.
+    Files of states have these fields, so their names are a format. `tools_source`, `tools_version` and
+    `tools_inferred` are explained in `tool_lists.ToolList`.
     """
 
     state_id: str
@@ -380,7 +382,7 @@ def state_id(trace_id: str, message_id: str) -> str:
 
 def state_id_bytes(trace_id: str, message_id: str) -> bytes:
     """Return the 16 bytes of a state's id."""
-    return _blake2b(f"{trace_id}\0{message_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return blake2b(f"{trace_id}\0{message_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[TraceState]:
@@ -395,7 +397,7 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
     for turn in trace.turns:
         messages = conversation.messages(turn.context)
         shape = turn.shape or trace.shape
-        tools = offered.of(turn)
+        tools = offered.tools_of(turn)
         prompt = shape.system if shape.system is not None else system
         first: list[Message] = [] if prompt is None else [{"role": "system", "content": prompt}]
         yield TraceState(
@@ -443,7 +445,7 @@ class _PathMessages:
 
         The next call changes the returned list.
         """
-        shared, steps = _way(self._trace.nodes, end, self._path)
+        shared, steps = _path_difference(self._trace.nodes, end, self._path)
         self._path[shared:] = steps
         while self._final and self._final[-1][0] > shared:
             self._final.pop()
@@ -494,13 +496,13 @@ class OfferedTools:
         nodes = self._trace.nodes
         return self._trace.renderer.action([nodes[index].body for index in turn.action])
 
-    def of(self, turn: TraceTurn) -> ToolList:
+    def tools_of(self, turn: TraceTurn) -> ToolList:
         """Return the tools of a turn: the logged ones, else `unlogged`."""
         tools = (turn.shape or self._trace.shape).tools
-        return self.unlogged if tools is None else ToolList(tools=tools, source="logged")
+        return self.inferred_tools if tools is None else ToolList(tools=tools, source="logged")
 
     @cached_property
-    def unlogged(self) -> ToolList:
+    def inferred_tools(self) -> ToolList:
         """The tools of turns whose log holds none, derived from everything that all turns saw and did."""
         trace, nodes = self._trace, self._trace.nodes
         seen: set[int] = set()
@@ -521,19 +523,25 @@ class OfferedTools:
         )
 
 
+_LAST_NODES_SEARCHED = 64
+
+
 def path_to(nodes: Sequence[TraceNode], end: int, last: list[int]) -> list[int]:
     """Return the nodes from the root to `end`. `last` is the path of the turn before.
 
     Usually the new path continues the last one. Only the difference is walked, which keeps expansion linear.
     """
-    shared, steps = _way(nodes, end, last)
+    shared, steps = _path_difference(nodes, end, last)
     return last[:shared] + steps
 
 
-def _way(nodes: Sequence[TraceNode], end: int, last: list[int]) -> tuple[int, list[int]]:
+def _path_difference(nodes: Sequence[TraceNode], end: int, last: list[int]) -> tuple[int, list[int]]:
     """Return the number of nodes that the path to `end` shares with `last`, and the nodes that follow them."""
     steps: list[int] = []
-    position = {node: at for at, node in enumerate(last[-64:], max(len(last) - 64, 0))}
+    # Only the end of `last` is searched, because a table of all of it would cost time with every turn. A path that
+    # leaves it earlier is walked to the root instead.
+    window = _LAST_NODES_SEARCHED
+    position = {node: at for at, node in enumerate(last[-window:], max(len(last) - window, 0))}
     while end >= 0 and end not in position:
         steps.append(end)
         end = nodes[end].parent

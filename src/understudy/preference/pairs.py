@@ -135,7 +135,7 @@ def _names(trace: Trace) -> set[str]:
     """Return the names of the tools of a trace, as far as they are known."""
     shapes = (trace.shape, *(turn.shape for turn in trace.turns if turn.shape is not None))
     rendered: dict[int, list[Message]] = {}
-    unlogged = any(shape.tools is None for shape in shapes) and OfferedTools(trace, rendered).unlogged.tools
+    unlogged = any(shape.tools is None for shape in shapes) and OfferedTools(trace, rendered).inferred_tools.tools
     messages = chain.from_iterable(rendered_node(trace, index, rendered) for index in range(len(trace.nodes)))
     return names_in(messages, chain(unlogged or (), *(shape.tools or () for shape in shapes)))
 

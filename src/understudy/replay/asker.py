@@ -93,24 +93,24 @@ class CostBudget:
         self._changed = asyncio.Event()
 
 
-Next = Literal["none", "again", "never", "doubt", "dismiss"]
+NextStep = Literal["answered", "retry", "refused", "unclear", "stop_teacher"]
 """What to do after a try.
 
-"none": nothing, it was answered. "again": try again. "never": this ask would fail again. "dismiss": all asks of
-the teacher would fail. "doubt": "never" or "dismiss", it is unknown which.
+"answered": nothing. "retry": try again. "refused": nothing, this ask would fail again. "stop_teacher": ask the
+teacher nothing more, all its asks would fail. "unclear": "refused" or "stop_teacher", it is unknown which.
 """
 
-_STATUS = re.compile(r"\S+ \S+: status (\d{3}):")
+_HTTP_STATUS = re.compile(r"\S+ \S+: status (\d{3}):")
 _BROKE_OFF = re.compile(r"\S+ \S+: (?:no response|the response broke off|the stream broke off)")
-_WAITS = frozenset({409, 425, 429, 529})
-_MAYBE_BILLED = 408
-_DISMISSES = frozenset({401, 402})
-_DOUBTS = frozenset({403, 404})
+_RETRY_STATUSES = frozenset({409, 425, 429, 529})
+_REQUEST_TIMEOUT = 408
+_STOP_STATUSES = frozenset({401, 402})
+_UNCLEAR_STATUSES = frozenset({403, 404})
 """Statuses that may be due to a wrong key or model, or to this prompt only: routers return 404 if no model can
 read its images, and 403 if a filter rejects it.
 """
-_UNREACHED = NotConnectedError.__name__
-_UNSENT = frozenset({_UNREACHED, InvalidRequest.__name__, ContextOverflow.__name__})
+_NOT_CONNECTED_ERROR = NotConnectedError.__name__
+_UNSENT_ERRORS = frozenset({_NOT_CONNECTED_ERROR, InvalidRequest.__name__, ContextOverflow.__name__})
 
 
 class AskOutcome(Struct, frozen=True):
@@ -118,7 +118,7 @@ class AskOutcome(Struct, frozen=True):
     answered.
     """
 
-    then: Next
+    next_step: NextStep
     billed: bool
     error: ErrorInfo | None = None
     call: Call | None = None
@@ -131,37 +131,38 @@ def outcome_of(reply: AskReply) -> AskOutcome:
     if call is None:
         # The gateway refused the request before making a call, so nothing was sent to the teacher.
         error = ErrorInfo("gateway", "GatewayError", f"status {reply.status}: {reply.text}")
-        again = reply.status in (408, 429) or reply.status >= 500
-        return AskOutcome("again" if again else "never", False, error, retry_after_s=reply.retry_after_s)
+        retry = reply.status in (_REQUEST_TIMEOUT, 429) or reply.status >= 500
+        return AskOutcome("retry" if retry else "refused", False, error, retry_after_s=reply.retry_after_s)
     if call.error is None:
-        return AskOutcome("none", True, call=call)
-    then, billed = _failed(call, call.error)
-    return AskOutcome(then, billed, call.error, call, reply.retry_after_s)
+        return AskOutcome("answered", True, call=call)
+    next_step, billed = _after_failure(call, call.error)
+    return AskOutcome(next_step, billed, call.error, call, reply.retry_after_s)
 
 
-def _failed(call: Call, error: ErrorInfo) -> tuple[Next, bool]:
+def _after_failure(call: Call, error: ErrorInfo) -> tuple[NextStep, bool]:
+    """Return what to do after a call that failed, and whether it may have been billed."""
     if call.usage.prompt_tokens or call.usage.completion_tokens:
-        return "never", True  # there was a response, but it could not be read
-    if error.type in _UNSENT:
-        return ("again" if error.type == _UNREACHED else "never"), False
-    match = _STATUS.match(error.message)
+        return "refused", True  # there was a response, but it could not be read
+    if error.type in _UNSENT_ERRORS:
+        return ("retry" if error.type == _NOT_CONNECTED_ERROR else "refused"), False
+    match = _HTTP_STATUS.match(error.message)
     status = int(match[1]) if match else None
     if status is None:
         # The connection broke: the teacher may have generated an answer, or still be generating one.
-        again = error.type == Abandoned.__name__ or _BROKE_OFF.match(error.message) is not None
-        return ("again" if again else "never"), True
-    if status in _DISMISSES:
-        return "dismiss", False
-    if status in _DOUBTS:
-        return "doubt", False
-    if status in _WAITS:
-        return "again", False
-    if status >= 500 or status == _MAYBE_BILLED:
-        return "again", True
-    return "never", False
+        retry = error.type == Abandoned.__name__ or _BROKE_OFF.match(error.message) is not None
+        return ("retry" if retry else "refused"), True
+    if status in _STOP_STATUSES:
+        return "stop_teacher", False
+    if status in _UNCLEAR_STATUSES:
+        return "unclear", False
+    if status in _RETRY_STATUSES:
+        return "retry", False
+    if status >= 500 or status == _REQUEST_TIMEOUT:
+        return "retry", True  # the server may have generated, and billed, a part of the answer
+    return "refused", False
 
 
-DOWN_AFTER = 5
+DISMISSED_AFTER = 5
 """A teacher is no longer asked in this invocation after this many failed asks in a row."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -169,7 +170,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 pause.
 """
 
-MOST_PATIENCE_S = 600.0
+LONGEST_ACCEPTED_PAUSE_S = 600.0
 """A teacher that requests a longer pause than this is no longer asked in this invocation."""
 
 
@@ -177,9 +178,11 @@ class AskCounts(Struct):
     """How the asks of one teacher ended in this invocation. `tokens` are those billed for answers.
 
     `lost` asks were running when a process died: they count with their highest possible cost, and are not sent
-    again. `recovered` ones had been answered before, and are only recorded now. `unaffordable` ones did not fit in
-    the budget. `overruns` are answers billed for more tokens than requested. `dismissed` is why the teacher is no
-    longer asked.
+    again. `recovered` ones had been answered before, and are only recorded now. `answered_before` and
+    `refused_before` ended in earlier invocations and are not sent again. `unaffordable` ones did not fit in the
+    budget. `tries` counts requests, of which an ask may need several. `overruns` are answers billed for more
+    tokens than requested. `dismissed` is why the teacher is no longer asked. `failure_messages` counts failed asks
+    by error message.
     """
 
     answered: int = 0
@@ -194,7 +197,7 @@ class AskCounts(Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     dismissed: str | None = None
-    why: Counter[str] = field(default_factory=Counter[str])
+    failure_messages: Counter[str] = field(default_factory=Counter[str])
 
 
 class TeacherState:
@@ -202,49 +205,50 @@ class TeacherState:
 
     def __init__(self, teacher: Teacher) -> None:
         self.teacher = teacher
-        self.line: TeacherConnection | None = None
+        self.connection: TeacherConnection | None = None
         self.slots = asyncio.Semaphore(teacher.config.concurrency)
-        self.tally = AskCounts()
+        self.counts = AskCounts()
         self._failures = 0
         self._not_before = 0.0
 
     @property
     def dismissed(self) -> str | None:
         """Why the teacher is no longer asked; None while it is."""
-        return self.tally.dismissed
+        return self.counts.dismissed
 
     @property
-    def resting(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether the teacher requested a pause that is not over yet."""
         return time.monotonic() < self._not_before
 
     def dismiss(self, why: str) -> None:
         """Stop asking the teacher; the first reason is kept."""
-        self.tally.dismissed = self.tally.dismissed or why
+        self.counts.dismissed = self.counts.dismissed or why
 
     def pause(self, tried: int, retry_after_s: float | None) -> None:
         """Pause requests to the teacher for a while; `tried` is the number of tries of the ask."""
         wait = min(FIRST_PAUSE_S * 2 ** (tried - 1), LONGEST_PAUSE_S) if retry_after_s is None else retry_after_s
-        if wait > MOST_PATIENCE_S:
+        if wait > LONGEST_ACCEPTED_PAUSE_S:
             self.dismiss(
-                f"it asks for a pause of {wait:.0f} s, longer than the {MOST_PATIENCE_S:.0f} s that are waited"
+                f"it asks for a pause of {wait:.0f} s, longer than the {LONGEST_ACCEPTED_PAUSE_S:.0f} s that are "
+                "waited"
             )
         self._not_before = max(self._not_before, time.monotonic() + wait)
 
-    async def rested(self, stopped: asyncio.Event) -> None:
+    async def wait_for_pause(self, stopped: asyncio.Event) -> None:
         """Wait until the teacher may be asked again, or until `stopped` is set."""
         while not stopped.is_set() and (left := self._not_before - time.monotonic()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await stopped.wait()
 
-    def note(self, result: AskOutcome) -> None:
+    def record_end(self, result: AskOutcome) -> None:
         """Record how an ask ended; dismiss the teacher after too many failures in a row."""
         error_message = result.error.message if result.error else ""
-        if result.then == "dismiss":
+        if result.next_step == "stop_teacher":
             self.dismiss(error_message)
-        self._failures = self._failures + 1 if result.then in ("again", "doubt") else 0
-        if self._failures >= DOWN_AFTER:
+        self._failures = self._failures + 1 if result.next_step in ("retry", "unclear") else 0
+        if self._failures >= DISMISSED_AFTER:
             self.dismiss(f"{self._failures} asks in a row failed, the last because of: {error_message}")
 
 
@@ -254,7 +258,8 @@ REFUSED = "Refused"
 BILLED_TRIES = 2
 """The most tries of an ask that may have been billed: a broken server must not use up the whole budget."""
 
-_STATUS_NAMES = {"never": REFUSED, "again": "Unavailable", "dismiss": "Dismissed", "doubt": "Dismissed"}
+_ERROR_TYPES = {"refused": REFUSED, "retry": "Unavailable", "stop_teacher": "Dismissed", "unclear": "Dismissed"}
+"""The error types that are stored with failed asks."""
 
 
 class AskProgress(Struct):
@@ -286,7 +291,7 @@ class Asker:
         self._progress = progress
 
     async def ask(
-        self, ask: StoredAsk, make: Callable[[], TeacherRequest], teacher_state: TeacherState
+        self, ask: StoredAsk, make_request: Callable[[], TeacherRequest], teacher_state: TeacherState
     ) -> Call | None:
         """Send an ask, with retries where these may help. Returns the call that answered it, or None."""
         tries = teacher_state.teacher.config.tries
@@ -297,33 +302,33 @@ class Asker:
                 try:
                     if self._stopped.is_set() or teacher_state.dismissed is not None:
                         break
-                    request = make()
-                    amount = self._worst(teacher_state.teacher, request)
+                    request = make_request()
+                    amount = self._highest_cost(teacher_state.teacher, request)
                     if not await self.budget.reserve(amount, self._stopped):
                         # An ask that was tried already counts as failed, not as unaffordable.
-                        teacher_state.tally.unaffordable += result is None and not self._stopped.is_set()
+                        teacher_state.counts.unaffordable += result is None and not self._stopped.is_set()
                         break
                     ask, result = await self._try(ask, request, amount, teacher_state)
                 finally:
                     self._slots.release()
-                if result.then != "again" or tried >= (min(tries, BILLED_TRIES) if result.billed else tries):
+                if result.next_step != "retry" or tried >= (min(tries, BILLED_TRIES) if result.billed else tries):
                     break
                 teacher_state.pause(tried, result.retry_after_s)
         if result is None:
             return None
         self._end(ask, result, teacher_state)
-        return result.call if result.then == "none" else None
+        return result.call if result.next_step == "answered" else None
 
     async def _wait_for_slot(self, teacher_state: TeacherState) -> None:
         """Wait for a free slot, and until the teacher may be asked again."""
         while True:
-            await teacher_state.rested(self._stopped)
+            await teacher_state.wait_for_pause(self._stopped)
             await self._slots.acquire()
-            if not teacher_state.resting or self._stopped.is_set():
+            if not teacher_state.is_paused or self._stopped.is_set():
                 return
             self._slots.release()
 
-    def _worst(self, teacher: Teacher, request: TeacherRequest) -> int:
+    def _highest_cost(self, teacher: Teacher, request: TeacherRequest) -> int:
         price = teacher.price
         return (
             0
@@ -335,7 +340,7 @@ class Asker:
         self, ask: StoredAsk, request: TeacherRequest, amount: int, teacher_state: TeacherState
     ) -> tuple[StoredAsk, AskOutcome]:
         """Send an ask once, at a cost within the reserved amount."""
-        assert teacher_state.line is not None
+        assert teacher_state.connection is not None
         # If an earlier process died during a try, the amount that it held counts as spent.
         before = (ask.cost_usd or 0.0) + (ask.reserved_usd or 0.0)
         priced = teacher_state.teacher.price is not None
@@ -352,33 +357,33 @@ class Asker:
         spent = amount
         try:
             await asyncio.wrap_future(self._asks.add(ask))
-            teacher_state.tally.tries += 1
-            result = outcome_of(await teacher_state.line.send(ask.id, request.path, request.body))
+            teacher_state.counts.tries += 1
+            result = outcome_of(await teacher_state.connection.send(ask.id, request.path, request.body))
             spent = billed_cost(result.call, amount) if result.billed else 0
-            if result.then == "none":
-                ask = await self.keep(ask, "answered", spent, call=result.call)
+            if result.next_step == "answered":
+                ask = await self.store_result(ask, "answered", spent, call=result.call)
             else:
-                ask = await self.keep(ask, "failed", spent, error=result)
+                ask = await self.store_result(ask, "failed", spent, failure=result)
         finally:
             self.budget.settle(amount, spent)
             self._under_way(-1)
-        self._check(result.call, request, teacher_state)
+        self._check_overrun(result.call, request, teacher_state)
         return ask, result
 
-    async def keep(
+    async def store_result(
         self,
         ask: StoredAsk,
         status: AskStatus,
         spent: int,
         *,
         call: Call | None = None,
-        error: AskOutcome | None = None,
+        failure: AskOutcome | None = None,
     ) -> StoredAsk:
         """Store how a try of an ask ended, and what it cost."""
         priced = ask.reserved_usd is not None
         info = None
-        if error is not None and error.error is not None:
-            info = ErrorInfo(error.error.boundary, _STATUS_NAMES[error.then], error.error.message)
+        if failure is not None and failure.error is not None:
+            info = ErrorInfo(failure.error.boundary, _ERROR_TYPES[failure.next_step], failure.error.message)
         ask = msgspec.structs.replace(
             ask,
             status=status,
@@ -391,7 +396,7 @@ class Asker:
         await asyncio.wrap_future(self._asks.add(ask))
         return ask
 
-    def _check(self, call: Call | None, request: TeacherRequest, teacher_state: TeacherState) -> None:
+    def _check_overrun(self, call: Call | None, request: TeacherRequest, teacher_state: TeacherState) -> None:
         """Count an overrun if a teacher billed for more than was requested: its highest possible cost is unknown
         then.
         """
@@ -400,7 +405,7 @@ class Asker:
         usage, limit = call.usage, teacher_state.teacher.config.max_tokens
         if usage.completion_tokens <= limit and usage.prompt_tokens <= request.size.most_tokens:
             return
-        teacher_state.tally.overruns += 1
+        teacher_state.counts.overruns += 1
         if self.budget.limit is not None:
             teacher_state.dismiss(
                 f"it billed {usage.prompt_tokens}+{usage.completion_tokens} tokens, where "
@@ -409,17 +414,17 @@ class Asker:
             )
 
     def _end(self, ask: StoredAsk, result: AskOutcome, teacher_state: TeacherState) -> None:
-        tally = teacher_state.tally
-        teacher_state.note(result)
+        tally = teacher_state.counts
+        teacher_state.record_end(result)
         if ask.kind == "teacher":
             self._progress.ended += 1
-        if result.then == "none" and result.call is not None:
+        if result.next_step == "answered" and result.call is not None:
             tally.answered += 1
             tally.prompt_tokens += result.call.usage.prompt_tokens
             tally.completion_tokens += result.call.usage.completion_tokens
         else:
             tally.failed += 1
-            tally.why[result.error.message[:200] if result.error else "unknown"] += 1
+            tally.failure_messages[result.error.message[:200] if result.error else "unknown"] += 1
 
     def _under_way(self, change: int) -> None:
         self._progress.under_way += change

@@ -212,7 +212,7 @@ def select(
             if source != "logged":
                 if not_logged is None:
                     whole = sessions.whole(trace)
-                    not_logged = ToolList.of(state) if whole is trace else OfferedTools(whole).unlogged
+                    not_logged = ToolList.of(state) if whole is trace else OfferedTools(whole).inferred_tools
                 tools, source = not_logged.tools, not_logged.source
             counts.states += 1
             counts.families[state.source_family or "unknown"] += 1

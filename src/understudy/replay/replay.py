@@ -270,7 +270,7 @@ class Replay:
             keys, calls = AskKeys(attempt_id, sequence), AskCalls(self._store)
             for teacher_state in self._wanted(selected, shares):
                 try:
-                    teacher_state.line = await stack.enter_async_context(
+                    teacher_state.connection = await stack.enter_async_context(
                         connect(teacher_state.teacher, keys, calls)
                     )
                 except BackendError as error:
@@ -281,14 +281,14 @@ class Replay:
         return summary
 
     def _summary(self, selected: SelectionCounts, shares: dict[str, TeacherShare]) -> ReplaySummary:
-        tallies = {name: teacher_state.tally for name, teacher_state in self._teacher_states.items()}
+        tallies = {name: teacher_state.counts for name, teacher_state in self._teacher_states.items()}
         ended = sum(tally.answered - tally.recovered + tally.failed for tally in tallies.values())
         return ReplaySummary(
             replay=self._options.name,
             selected=selected,
             estimate=shares,
             teachers=tallies,
-            judge=None if self._judge is None else self._judge.tally,
+            judge=None if self._judge is None else self._judge.counts,
             judged=self._judged,
             cost_usd=to_dollars(self._asker.budget.spent + self._asker.budget.held),
             max_cost_usd=self._options.max_cost_usd,
@@ -322,7 +322,7 @@ class Replay:
         answers = self._asks.answered_calls(attempt_id) if open_ else {}
         for ask in open_:
             teacher_state = self._judge if ask.kind == "judge" else self._teacher_states.get(ask.teacher)
-            tally = AskCounts() if teacher_state is None else teacher_state.tally
+            tally = AskCounts() if teacher_state is None else teacher_state.counts
             if ask.id not in answers:
                 tally.lost += not self._options.again
                 continue
@@ -331,7 +331,7 @@ class Replay:
             spent = billed_cost(call, reserved)
             tally.answered += 1
             tally.recovered += 1
-            await self._asker.keep(ask, "answered", spent, call=call)
+            await self._asker.store_result(ask, "answered", spent, call=call)
 
     # --- the states -------------------------------------------------------------------------------------
 
@@ -395,7 +395,7 @@ class Replay:
             await self._put_to_judge(stated, self._judge)
 
     def _note_settled(self, ask: StoredAsk) -> None:
-        tally = self._teacher_states[ask.teacher].tally
+        tally = self._teacher_states[ask.teacher].counts
         tally.answered_before += ask.status == "answered"
         tally.refused_before += ask.status == "failed"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -47,15 +47,15 @@ class Series(Struct, frozen=True, kw_only=True):
 
 
 class LineChart(Struct, frozen=True, kw_only=True):
-    """Values over whole numbers. `name` is the metric's name, `axis` formats a value at the axis. Without `bounds`
-    the axis follows from the values.
+    """Values over whole numbers. `name` is the metric's name. With `is_share` the values are between 0 and 1, and
+    their axis shows percent. Without `bounds` the axis follows from the values.
     """
 
     name: str
     title: str
     series: Sequence[Series]
     caption: str = ""
-    axis: Callable[[float], str] = formatting.number
+    is_share: bool = False
     x_name: str = "updates of the policy"
     bounds: tuple[float, float] | None = None
 
@@ -83,15 +83,15 @@ def loop_charts(figures: ReportFigures) -> list[LineChart]:
         point.reward is None or point.solve_rate is None or point.reward.estimate == point.solve_rate.estimate
         for point in (*figures.points, *figures.collected)
     )
-    share = (0.0, 1.0)
+    zero_to_one = (0.0, 1.0)
     charts = [
-        _over_steps(figures, "solve_rate", "Solve rate", axis=formatting.tick, bounds=share),
+        _over_steps(figures, "solve_rate", "Solve rate", is_share=True, bounds=zero_to_one),
         _over_steps(
             figures,
             "reward",
             "Mean reward",
             caption="every reward was 0 or 1, so this is the solve rate" if binary else "",
-            bounds=share if binary else None,
+            bounds=zero_to_one if binary else None,
         ),
         _over_steps(figures, "sampled", "Sampled tokens", caption="of a rollout"),
         _over_steps(figures, "turns", "Turns", caption="answered calls of a rollout"),
@@ -142,7 +142,7 @@ def _over_steps(
     title: str,
     *,
     caption: str = "",
-    axis: Callable[[float], str] = formatting.number,
+    is_share: bool = False,
     bounds: tuple[float, float] | None = None,
 ) -> LineChart:
     """Return the chart of an attribute of `Point` over the steps, for held-out and training tasks."""
@@ -154,7 +154,7 @@ def _over_steps(
         )
         if (dots := _dots(points, name))
     ]
-    return LineChart(name=name, title=title, series=series, caption=caption, axis=axis, bounds=bounds)
+    return LineChart(name=name, title=title, series=series, caption=caption, is_share=is_share, bounds=bounds)
 
 
 def _dots(points: Sequence[Point], name: str) -> list[Dot]:

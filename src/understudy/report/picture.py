@@ -104,7 +104,7 @@ def _lines(axes: Any, chart: LineChart, *, small: bool = False) -> None:
     if chart.bounds:
         axes.set_ylim(*chart.bounds)
     axes.set_title(_plain(chart.title), fontsize=10 if small else 11, loc="left", color="#1b1d21")
-    axes.yaxis.set_major_formatter(_formatter(chart.axis))
+    axes.yaxis.set_major_formatter(_formatter(formatting.tick if chart.is_share else formatting.number))
     axes.xaxis.get_major_locator().set_params(integer=True)
     if small:
         axes.yaxis.get_major_locator().set_params(nbins=4)

@@ -22,7 +22,7 @@ from understudy.gateway.keys import Keys
 from understudy.gateway.session import GatewaySession
 from understudy.grade.verdict import as_validated
 from understudy.run.config import RunConfig
-from understudy.run.reading import read_stored
+from understudy.run.store_reads import read_stored
 from understudy.run.verdicts import RunVerdicts
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec, labelled
 from understudy.store import Store

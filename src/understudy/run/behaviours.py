@@ -13,11 +13,11 @@ from understudy.model.scripted.changes import Edit
 from understudy.model.scripted.toolsets import ActionCall, Toolset, action_call
 from understudy.trajectory.roles import Role
 
-FILE = "calc.py"
-BEFORE, AFTER = "x = 1\n", "x = 2\n"
+EDITED_FILE = "calc.py"
+ORIGINAL_CONTENT, EDITED_CONTENT = "x = 1\n", "x = 2\n"
 NEW_FILE = "new.py"
-_PATH, _NEW_PATH = f"/workspace/{FILE}", f"/workspace/{NEW_FILE}"
-_EDIT = Edit(FILE, 1, (("-", BEFORE), ("+", AFTER)))
+_PATH, _NEW_PATH = f"/workspace/{EDITED_FILE}", f"/workspace/{NEW_FILE}"
+_EDIT = Edit(EDITED_FILE, 1, (("-", ORIGINAL_CONTENT), ("+", EDITED_CONTENT)))
 _MANY = 25
 _FULL = 990_000
 """A reported length of a prompt, in tokens, after which agents compact by themselves."""
@@ -49,22 +49,22 @@ class ScriptStep(Struct, frozen=True):
 class Behaviour(Struct, frozen=True, kw_only=True):
     """A script, after which the model ends its work, and the required results.
 
-    `resumed` is the script of a second run in the same sandbox, which continues the session of the first. `ends`
-    are the acceptable outcomes (of the last run). `shows` are texts that the results of its tool calls must
-    contain, in order. `roles` are those that its calls must have. With `logs_differ` the agent's own log may
-    differ from the calls, with `rewrites` a request may have another history than those before it. `file` is the
-    required content of `FILE` at the end. `timeout_s` is the limit of a run.
+    `resumed` is the script of a second run in the same sandbox, which continues the session of the first.
+    `accepted_outcomes` are those of the last run. `expected_results` are texts that the results of its tool calls
+    must contain, in order. `roles` are those that its calls must have. With `logs_differ` the agent's own log may
+    differ from the calls, with `may_rewrite_history` a request may have another history than those before it.
+    `file` is the required content of `EDITED_FILE` at the end. `timeout_s` is the limit of a run.
     """
 
     name: str
     steps: tuple[ScriptStep, ...]
     resumed: tuple[ScriptStep, ...] = ()
-    ends: tuple[AgentOutcome, ...] = ("completed",)
-    shows: tuple[str, ...] = ()
+    accepted_outcomes: tuple[AgentOutcome, ...] = ("completed",)
+    expected_results: tuple[str, ...] = ()
     roles: tuple[Role, ...] = ("main",)
     logs_differ: bool = False
-    rewrites: bool = False
-    file: str = BEFORE
+    may_rewrite_history: bool = False
+    file: str = ORIGINAL_CONTENT
     max_turns: int = 60
     timeout_s: float = 180.0
 
@@ -81,7 +81,7 @@ def _read(tools: Toolset) -> tuple[ActionCall, ...]:
 
 
 def _edit(tools: Toolset) -> tuple[ActionCall, ...]:
-    return (tools.edit(_PATH, _EDIT, BEFORE.strip(), AFTER.strip()),)
+    return (tools.edit(_PATH, _EDIT, ORIGINAL_CONTENT.strip(), EDITED_CONTENT.strip()),)
 
 
 def _write(tools: Toolset) -> tuple[ActionCall, ...]:
@@ -117,8 +117,8 @@ def _delegate(tools: Toolset) -> tuple[ActionCall, ...]:
 
 
 def _two_edits(tools: Toolset) -> tuple[ActionCall, ...]:
-    second = Edit(FILE, 1, (("-", AFTER), ("+", BEFORE)))
-    return *_edit(tools), tools.edit(_PATH, second, AFTER.strip(), BEFORE.strip())
+    second = Edit(EDITED_FILE, 1, (("-", EDITED_CONTENT), ("+", ORIGINAL_CONTENT)))
+    return *_edit(tools), tools.edit(_PATH, second, EDITED_CONTENT.strip(), ORIGINAL_CONTENT.strip())
 
 
 def _malformed(tools: Toolset) -> tuple[ActionCall, ...]:
@@ -134,25 +134,25 @@ BEHAVIOURS = (
     Behaviour(
         name="edit",
         steps=(ScriptStep("I look.", _read), ScriptStep("I mend.", _edit)),
-        shows=(BEFORE.strip(), ""),
-        file=AFTER,
+        expected_results=(ORIGINAL_CONTENT.strip(), ""),
+        file=EDITED_CONTENT,
     ),
     Behaviour(
         name="new file",
         steps=(ScriptStep("I write.", _write), ScriptStep("", _shell(f"cat {_NEW_PATH}"))),
-        shows=("", "y = 'ü'"),
+        expected_results=("", "y = 'ü'"),
     ),
     Behaviour(
         name="parallel tools",
         steps=(ScriptStep("Three at once.", _shell("echo one-1", "echo two-2", "echo three-3")),),
-        shows=("one-1", "two-2", "three-3"),
+        expected_results=("one-1", "two-2", "three-3"),
     ),
     Behaviour(
         name="failing command",
         steps=(ScriptStep("", _shell("sh -c 'echo broken >&2; exit 3'")),),
-        shows=("broken",),
+        expected_results=("broken",),
     ),
-    Behaviour(name="long output", steps=(ScriptStep("Much.", _shell("seq 1 50000")),), shows=("1",)),
+    Behaviour(name="long output", steps=(ScriptStep("Much.", _shell("seq 1 50000")),), expected_results=("1",)),
     Behaviour(
         name="unknown tool",
         steps=(ScriptStep("", lambda tools: (action_call("no_such_tool", path="x"),)),),
@@ -164,7 +164,7 @@ BEHAVIOURS = (
     Behaviour(
         name="special characters",
         steps=(ScriptStep("„ü“ 🙂 <b>\\n</b>\t{x}", _shell("printf '%s' 'ä \"q\" \\\\ $HOME 🙂'")),),
-        shows=("$HOME",),
+        expected_results=("$HOME",),
     ),
     Behaviour(
         name="passing faults",
@@ -174,19 +174,19 @@ BEHAVIOURS = (
             ScriptStep(status=529),
             ScriptStep("", _shell("echo on")),
         ),
-        shows=("on",),
+        expected_results=("on",),
     ),
-    Behaviour(name="refusal", steps=(ScriptStep(status=400),) * 12, ends=("crashed",)),
+    Behaviour(name="refusal", steps=(ScriptStep(status=400),) * 12, accepted_outcomes=("crashed",)),
     Behaviour(
         name="turn limit",
         steps=tuple(ScriptStep("On.", _shell(f"echo turn-{number}")) for number in range(9)),
-        ends=("completed", "max_turns"),
+        accepted_outcomes=("completed", "max_turns"),
         max_turns=3,
     ),
     Behaviour(
         name="many turns",
         steps=tuple(ScriptStep(f"Turn {number}.", _shell(f"echo turn-{number}")) for number in range(_MANY)),
-        shows=tuple(f"turn-{number}" for number in range(_MANY)),
+        expected_results=tuple(f"turn-{number}" for number in range(_MANY)),
     ),
     Behaviour(
         name="malformed arguments", steps=(ScriptStep("", _malformed), ScriptStep("So.", _shell("echo so")))
@@ -194,12 +194,12 @@ BEHAVIOURS = (
     Behaviour(
         name="two edits at once",
         steps=(ScriptStep("", _read), ScriptStep("There and back.", _two_edits)),
-        shows=(BEFORE.strip(), "", ""),
+        expected_results=(ORIGINAL_CONTENT.strip(), "", ""),
     ),
     Behaviour(
         name="undecodable output",
         steps=(ScriptStep("", _shell("printf 'a\\377\\376\\000b\\033[31mred'")),),
-        shows=("red",),
+        expected_results=("red",),
     ),
     Behaviour(name="empty answer", steps=(ScriptStep(""),)),
     Behaviour(name="only reasoning", steps=(ScriptStep(reasoning="Hm."),)),
@@ -215,7 +215,7 @@ BEHAVIOURS = (
                 structs.replace(_BROKEN, breaks_after=pieces),
                 ScriptStep("Again.", _shell("echo on")),
             ),
-            shows=("on",),
+            expected_results=("on",),
         )
         for pieces, where in enumerate(_BREAKS)
     ),
@@ -237,9 +237,9 @@ BEHAVIOURS = (
             ScriptStep("I list.", _long_output, prompt_tokens=_FULL),
             ScriptStep("", _shell("echo on")),
         ),
-        shows=("on",),
+        expected_results=("on",),
         roles=("main", "compaction"),
-        file=AFTER,
+        file=EDITED_CONTENT,
     ),
     Behaviour(
         name="compaction before a prompt",
@@ -250,9 +250,9 @@ BEHAVIOURS = (
             ScriptStep("It is mended.", prompt_tokens=_FULL),
         ),
         resumed=(ScriptStep("", _shell("echo on")),),
-        shows=("on",),
+        expected_results=("on",),
         roles=("main", "compaction"),
-        file=AFTER,
+        file=EDITED_CONTENT,
     ),
     Behaviour(
         name="subagent",
@@ -261,16 +261,22 @@ BEHAVIOURS = (
             ScriptStep("", _shell("echo from-a-subagent")),
             ScriptStep("It is printed."),
         ),
-        shows=("It is printed.",),
+        expected_results=("It is printed.",),
         roles=("main", "subagent"),
     ),
-    Behaviour(name="interruption", steps=_INTERRUPTED, ends=("crashed",), shows=(BEFORE.strip(), ""), file=AFTER),
+    Behaviour(
+        name="interruption",
+        steps=_INTERRUPTED,
+        accepted_outcomes=("crashed",),
+        expected_results=(ORIGINAL_CONTENT.strip(), ""),
+        file=EDITED_CONTENT,
+    ),
     Behaviour(
         name="resume after an interruption",
         steps=_INTERRUPTED,
         resumed=(ScriptStep("I go on.", _shell("echo resumed")),),
-        shows=(BEFORE.strip(), "", "resumed"),
-        file=AFTER,
+        expected_results=(ORIGINAL_CONTENT.strip(), "", "resumed"),
+        file=EDITED_CONTENT,
     ),
 )
 """What agents must do, but for `DIFFERENCES`."""
@@ -282,14 +288,17 @@ class AgentDifference(Struct, frozen=True, kw_only=True):
     missing: str = ""
     steps: tuple[ScriptStep, ...] | None = None
     resumed: tuple[ScriptStep, ...] | None = None
-    ends: tuple[AgentOutcome, ...] | None = None
-    shows: tuple[str, ...] | None = None
+    accepted_outcomes: tuple[AgentOutcome, ...] | None = None
+    expected_results: tuple[str, ...] | None = None
     roles: tuple[Role, ...] | None = None
     logs_differ: bool | None = None
-    rewrites: bool | None = None
+    may_rewrite_history: bool | None = None
 
 
-_NOT_RETRIED = {f"stream broken {where}": AgentDifference(ends=("crashed",), shows=()) for where in _BREAKS[1:]}
+_NOT_RETRIED = {
+    f"stream broken {where}": AgentDifference(accepted_outcomes=("crashed",), expected_results=())
+    for where in _BREAKS[1:]
+}
 """Streams that are not asked for again. What breaks before its first event is a status, which is."""
 
 _LIMITED = {
@@ -305,17 +314,17 @@ DIFFERENCES: Mapping[str, Mapping[str, AgentDifference]] = {
         for name in ("compaction", "compaction before a prompt")
     },
     "codex": {
-        "answer cut at the token limit": AgentDifference(ends=("crashed",)),
+        "answer cut at the token limit": AgentDifference(accepted_outcomes=("crashed",)),
         # It compacts by the sizes that it counts, before a request, and takes the server's refusal as final.
-        "context overflow": AgentDifference(ends=("crashed",), roles=("main",)),
+        "context overflow": AgentDifference(accepted_outcomes=("crashed",), roles=("main",)),
         "subagent": AgentDifference(
             missing="it offers them by its tool_search only, which the gateway leaves out"
         ),
     },
     "gemini": {
-        "undecodable output": AgentDifference(shows=("(empty)",)),
+        "undecodable output": AgentDifference(expected_results=("(empty)",)),
         # It compacts by the sizes that it counts, before a request, and takes the server's refusal as final.
-        "context overflow": AgentDifference(ends=("crashed",), roles=("main",)),
+        "context overflow": AgentDifference(accepted_outcomes=("crashed",), roles=("main",)),
         # It replaces whole prompts only, with all that followed them.
         "compaction": AgentDifference(
             steps=(ScriptStep("I look.", _read), ScriptStep("", _edit), ScriptStep("It is mended.")),
@@ -326,16 +335,18 @@ DIFFERENCES: Mapping[str, Mapping[str, AgentDifference]] = {
         ),
         "compaction before a prompt": AgentDifference(missing="it estimates a resumed session by its characters"),
         # It sends each result of the earlier run twice.
-        "resume after an interruption": AgentDifference(shows=(BEFORE.strip(), BEFORE.strip(), "", "", "resumed")),
+        "resume after an interruption": AgentDifference(
+            expected_results=(ORIGINAL_CONTENT.strip(), ORIGINAL_CONTENT.strip(), "", "", "resumed")
+        ),
         # Its subagents end by a tool of theirs, `complete_task`; their log is read before the session's.
-        "subagent": AgentDifference(shows=("did not call 'complete_task'",), logs_differ=True),
+        "subagent": AgentDifference(expected_results=("did not call 'complete_task'",), logs_differ=True),
     },
     "mini-swe-agent": {
         **_LIMITED,
         "compaction": AgentDifference(missing="it has none"),
         # Its results are JSON, with escapes.
-        "new file": AgentDifference(shows=("", "\\u00fc")),
-        "context overflow": AgentDifference(ends=("crashed",), roles=("main",)),
+        "new file": AgentDifference(expected_results=("", "\\u00fc")),
+        "context overflow": AgentDifference(accepted_outcomes=("crashed",), roles=("main",)),
     },
     "opencode": {
         # It logs calls that it cannot run as calls of its tool `invalid`.
@@ -344,7 +355,9 @@ DIFFERENCES: Mapping[str, Mapping[str, AgentDifference]] = {
         # It asks again without the tool call that broke off, and puts it into the history, as aborted, afterwards.
         # Its log has both answers as one.
         **{
-            f"stream broken {where}": AgentDifference(shows=("abort", "on"), logs_differ=True, rewrites=True)
+            f"stream broken {where}": AgentDifference(
+                expected_results=("abort", "on"), logs_differ=True, may_rewrite_history=True
+            )
             for where in _BREAKS[3:]
         },
         # Its log is what it prints, which is neither what subagents are answered nor what the earlier run was.
@@ -357,10 +370,10 @@ DIFFERENCES: Mapping[str, Mapping[str, AgentDifference]] = {
     "qwen-code": {
         **_NOT_RETRIED,
         # It puts its notes on skills and the date into the first message again, or leaves them out.
-        "context overflow": AgentDifference(rewrites=True),
-        "resume after an interruption": AgentDifference(rewrites=True),
-        "compaction": AgentDifference(rewrites=True),
-        "compaction before a prompt": AgentDifference(rewrites=True),
+        "context overflow": AgentDifference(may_rewrite_history=True),
+        "resume after an interruption": AgentDifference(may_rewrite_history=True),
+        "compaction": AgentDifference(may_rewrite_history=True),
+        "compaction before a prompt": AgentDifference(may_rewrite_history=True),
         # A subagent has a log of its own, which is read after the session's.
         "subagent": AgentDifference(logs_differ=True),
     },
@@ -400,7 +413,15 @@ def _applied(behaviour: Behaviour, difference: AgentDifference | None) -> Behavi
         return behaviour
     changed = {
         name: value
-        for name in ("steps", "resumed", "ends", "shows", "roles", "logs_differ", "rewrites")
+        for name in (
+            "steps",
+            "resumed",
+            "accepted_outcomes",
+            "expected_results",
+            "roles",
+            "logs_differ",
+            "may_rewrite_history",
+        )
         if (value := getattr(difference, name)) is not None
     }
     return structs.replace(behaviour, **changed)

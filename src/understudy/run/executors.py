@@ -15,9 +15,9 @@ from typing import Literal, Protocol
 
 from understudy import __version__
 from understudy.errors import StoreError
-from understudy.run.reading import read_stored, through_outages
 from understudy.run.rollout_files import RolloutFiles
 from understudy.run.scheduler import HEARTBEAT_S, RunProgress
+from understudy.run.store_reads import read_stored, through_outages
 from understudy.store import Store
 from understudy.store.runs import Lease
 

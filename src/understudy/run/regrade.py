@@ -12,8 +12,8 @@ from msgspec import Struct, field
 
 from understudy.errors import ConfigError, GraderError, SandboxError, TaskError
 from understudy.run.config import RunConfig
-from understudy.run.reading import read_stored
 from understudy.run.rollout_files import RolloutFiles
+from understudy.run.store_reads import read_stored
 from understudy.store import Store
 from understudy.store.outcomes import GradedRollout
 from understudy.types import Task, Verdict, is_solved

@@ -24,7 +24,7 @@ from understudy.export.formats import hf
 from understudy.export.formats.hf import spans
 from understudy.grade import reports
 from understudy.run.config import RunConfig
-from understudy.run.reading import read_stored
+from understudy.run.store_reads import read_stored
 from understudy.store import Store
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.tree import Node, build

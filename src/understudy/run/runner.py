@@ -18,8 +18,8 @@ from msgspec import UNSET, Struct, structs
 from msgspec.structs import replace
 
 from understudy import __version__
-from understudy.agents.acp import make_agent
 from understudy.agents.base import Agent
+from understudy.agents.registry import make_agent
 from understudy.checks.protection import protection_of
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, GraderError, SandboxError, StoreError, TaskError, UnderstudyError
@@ -45,9 +45,9 @@ from understudy.run.executors import (
     wait_for_leases,
     worker_name,
 )
-from understudy.run.reading import read_stored
 from understudy.run.rollout_files import RolloutFiles
 from understudy.run.scheduler import Scheduler
+from understudy.run.store_reads import read_stored
 from understudy.sandbox.base import Sandboxes
 from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from understudy.errors import AgentError, StoreError, UnderstudyError
 from understudy.run.engine_load import AgentSlots
-from understudy.run.reading import read_stored
+from understudy.run.store_reads import read_stored
 from understudy.store import Store
 from understudy.store.runs import Lease
 from understudy.types import Attempt, ErrorInfo, Rollout, Verdict, info_of, is_solved

@@ -13,12 +13,12 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
-from understudy.agents.acp import make_agent
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentResult
 from understudy.agents.claude_code import ClaudeCode
 from understudy.agents.install import agent_package, install
 from understudy.agents.packaged import PackagedAgent
 from understudy.agents.packages import AgentPackage
+from understudy.agents.registry import make_agent
 from understudy.config import cache_dir
 from understudy.errors import BackendError, ConfigError
 from understudy.gateway.budget import Budget
@@ -28,8 +28,8 @@ from understudy.gateway.router import ModelRouter
 from understudy.ingest.json_values import mapping
 from understudy.model.protocol import ModelTool, ModelToolFunction
 from understudy.model.scripted.toolsets import Toolset, toolset_of
-from understudy.run.behaviours import BEFORE, FILE, Behaviour, ScriptStep
-from understudy.run.interruption import InterruptibleSandbox
+from understudy.run.behaviours import EDITED_FILE, ORIGINAL_CONTENT, Behaviour, ScriptStep
+from understudy.run.interruptible_sandbox import InterruptibleSandbox
 from understudy.run.recording import (
     RecordingGateway,
     Reply,
@@ -66,7 +66,7 @@ class Observation(Struct, frozen=True, kw_only=True):
 
     `statuses` are those of the calls that work on the task, `results` the texts of tool results shown to the
     model, `tools` the offered tools as JSON by name. `turns` counts the answers that the agent's own log must
-    contain; `misses` are the differences between that log and the calls.
+    contain; `log_differences` are the differences between that log and the calls.
     """
 
     behaviour: str
@@ -78,15 +78,15 @@ class Observation(Struct, frozen=True, kw_only=True):
     system: str
     tools: dict[str, str] = field(default_factory=dict[str, str])
     turns: int = 0
-    misses: list[str] = field(default_factory=list[str])
+    log_differences: list[str] = field(default_factory=list[str])
     logs: list[str] = field(default_factory=list[str])
 
 
 class ScriptedRun(Struct, frozen=True, kw_only=True):
     """A run of an agent through the script of a behaviour.
 
-    `requests` are those that the script answered, `content` is what `FILE` holds at the end, and `findings` are
-    the differences between the agent's own log and the calls.
+    `requests` are those that the script answered, `content` is what `EDITED_FILE` holds at the end, and `findings`
+    are the differences between the agent's own log and the calls.
     """
 
     behaviour: Behaviour
@@ -124,7 +124,7 @@ class ScriptedBackend:
     def __init__(self, steps: Sequence[ScriptStep]) -> None:
         self.steps = list(steps)
         self.requests: list[ChatRequest] = []
-        self.hanging = asyncio.Event()
+        self.script_hangs = asyncio.Event()
         self._prompt_tokens = 0
 
     async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
@@ -162,7 +162,7 @@ class ScriptedBackend:
             )
         )
         if step.hangs:
-            self.hanging.set()
+            self.script_hangs.set()
             await asyncio.Event().wait()
         if step.overflow:
             # The summary of that prompt is a request of this length, too, from which agents calculate.
@@ -207,6 +207,7 @@ def summarises(request: ChatRequest) -> bool:
     first, last = request.messages[0], request.messages[-1]
     system = _text(first["content"]) if first["role"] == "system" else ""
     text = _text(last["content"]) if last["role"] == "user" else ""
+    # Positions of `trajectory.habits`: in the user's last text, of a single question or of a conversation.
     asks = any(pattern("compaction", where).match(text) for where in ("question", "fork"))
     return asks or pattern("compaction", "instructions").match(system) is not None
 
@@ -245,7 +246,7 @@ def parse_version(text: str) -> list[AgentPackage]:
 async def try_version(
     package: AgentPackage,
     behaviours: Sequence[Behaviour],
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
     record_to: Path | None = None,
 ) -> VersionTrial:
     """Fetch a version, unless it is here, and test the behaviours. Raises ConfigError and SandboxError.
@@ -255,7 +256,7 @@ async def try_version(
     """
     observations: list[Observation] = []
     records: list[RunRecord] = []
-    async for run in scripted_runs(package, behaviours, tell):
+    async for run in scripted_runs(package, behaviours, report):
         observations.append(_observation(run))
         records.append(run.record)
     if record_to is not None:
@@ -264,7 +265,7 @@ async def try_version(
 
 
 async def scripted_runs(
-    package: AgentPackage, behaviours: Sequence[Behaviour], tell: Callable[[str], None] = lambda _: None
+    package: AgentPackage, behaviours: Sequence[Behaviour], report: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[ScriptedRun]:
     """Fetch a version, unless it is here, and run it through every script. Raises ConfigError and SandboxError."""
     install(package.agent, package=package)
@@ -279,7 +280,7 @@ async def scripted_runs(
             rollouts = [(behaviour.name, "trial", number) for number, behaviour in enumerate(behaviours)]
             store.runs.create_rollouts("trial", rollouts).result()
             for behaviour in behaviours:
-                tell(f"{package.title} {package.version}: {behaviour.name}")
+                report(f"{package.title} {package.version}: {behaviour.name}")
                 yield await _run(package, behaviour, store, root, sandboxes)
     finally:
         shutil.rmtree(root, ignore_errors=True)
@@ -289,8 +290,8 @@ def _task() -> Task:
     return Task(
         instance_id="trial",
         repo="trial",
-        instruction=f"Change {FILE}.",
-        source=Files({FILE: BEFORE}),
+        instruction=f"Change {EDITED_FILE}.",
+        source=Files({EDITED_FILE: ORIGINAL_CONTENT}),
         checks=PytestChecks(files={}, fail_to_pass=(), pass_to_pass=()),
         gold_patch="",
     )
@@ -306,7 +307,7 @@ async def _run(
     tree, socket = root / "tree", root / "gateway.sock"
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir()
-    (tree / FILE).write_text(BEFORE, encoding="utf-8")
+    (tree / EDITED_FILE).write_text(ORIGINAL_CONTENT, encoding="utf-8")
     (tree / ".git").mkdir()
     sandboxes.prepare_tree(tree)
     attempt = store.runs.start_attempt(behaviour.name).result().id
@@ -337,7 +338,7 @@ async def _run(
                 backend.steps = list(behaviour.resumed)
                 result = await agent.run(sandbox, structs.replace(job, resume=True))
             try:
-                content = (await sandbox.read(FILE)).decode(errors="replace")
+                content = (await sandbox.read(EDITED_FILE)).decode(errors="replace")
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 content = ""  # the agent removed the file, or put something else there, which was not asked for
         finally:
@@ -369,13 +370,13 @@ async def _interrupted(
     agent: PackagedAgent | ClaudeCode, sandbox: Sandbox, job: AgentJob, backend: ScriptedBackend
 ) -> AgentResult:
     """Run the agent, and interrupt it when the script gives no answer."""
-    watched = InterruptibleSandbox(sandbox, sandbox.locate(agent.program_mount))
-    running = asyncio.create_task(agent.run(watched, job))
-    hanging = asyncio.create_task(backend.hanging.wait())
+    interruptible = InterruptibleSandbox(sandbox, sandbox.locate(agent.program_mount))
+    running = asyncio.create_task(agent.run(interruptible, job))
+    hanging = asyncio.create_task(backend.script_hangs.wait())
     try:
         await asyncio.wait((running, hanging), return_when=asyncio.FIRST_COMPLETED)
         if hanging.done():
-            await watched.interrupt()
+            await interruptible.interrupt()
         return await running
     finally:
         hanging.cancel()
@@ -394,25 +395,26 @@ def _observation(run: ScriptedRun) -> Observation:
     messages = last.messages if last else []
     results = [_text(message["content"]) for message in messages if message["role"] == "tool"]
     problems = [] if behaviour.logs_differ else [f"its own log: {finding}" for finding in findings]
-    if result.outcome not in behaviour.ends:
-        expected = " or ".join(behaviour.ends)
+    if result.outcome not in behaviour.accepted_outcomes:
+        expected = " or ".join(behaviour.accepted_outcomes)
         problems.append(f"it ended as {result.outcome}, expected {expected}: {result.message or 'no message'}")
-    if len(results) < len(behaviour.shows):
-        problems.append(f"the model was shown {len(results)} results of tools, expected {len(behaviour.shows)}")
+    if len(results) < len(behaviour.expected_results):
+        expected_count = len(behaviour.expected_results)
+        problems.append(f"the model was shown {len(results)} results of tools, expected {expected_count}")
     problems += [
         f"the result {text[:_EXCERPT_LENGTH]!r} should have {marker!r}"
-        for marker, text in zip(behaviour.shows, results, strict=False)
+        for marker, text in zip(behaviour.expected_results, results, strict=False)
         if marker not in text
     ]
     if content != behaviour.file:
-        problems.append(f"{FILE} holds {content[:_EXCERPT_LENGTH]!r}, expected {behaviour.file!r}")
+        problems.append(f"{EDITED_FILE} holds {content[:_EXCERPT_LENGTH]!r}, expected {behaviour.file!r}")
     roles = {node.role for node in nodes}
     problems += [f"no call is {role}, expected one" for role in behaviour.roles if role not in roles]
     if "compaction" in roles and not any(node.continues for node in nodes):
         problems.append("no call continues from the summary, expected one")
     work = [node for node in nodes if node.role in WORK_ROLES]
     rewritten = [node for node in work if node.origin == "history rewritten"]
-    if rewritten and not behaviour.rewrites:
+    if rewritten and not behaviour.may_rewrite_history:
         problems.append(f"{len(rewritten)} requests do not go on from an earlier one: a history was rewritten")
     first = requests[0] if requests else None
     tools = [tool["function"] for tool in first.tools] if first else []
@@ -427,7 +429,7 @@ def _observation(run: ScriptedRun) -> Observation:
         system="\n".join(system),
         tools={tool["name"]: json.dumps(tool, sort_keys=True) for tool in tools},
         turns=sum(node.call.status == "ok" for node in work),
-        misses=findings,
+        log_differences=findings,
         logs=sorted({Path(name).suffix for name in result.logs if name.startswith("session/")}),
     )
 
@@ -447,30 +449,33 @@ def changes(before: VersionTrial, after: VersionTrial) -> list[str]:
             ("calls of the work", one.statuses, other.statuses),
             ("roles of its calls", one.roles, other.roles),
             ("files of its session log", one.logs, other.logs),
-            ("differences to its own log", len(one.misses), len(other.misses)),
+            ("differences to its own log", len(one.log_differences), len(other.log_differences)),
             ("results of tools", len(one.results), len(other.results)),
         ]
         lines += [f"{one.behaviour}: {what}: {old}, now {new}" for what, old, new in pairs if old != new]
         texts = zip(one.results, other.results, strict=False)
-        different = [pair for pair in texts if _level(pair[0]) != _level(pair[1])]
+        different = [
+            pair for pair in texts if _without_changing_parts(pair[0]) != _without_changing_parts(pair[1])
+        ]
         for old, new in different[:1]:
             at = _first_difference(old, new)
             lines.append(
                 f"{one.behaviour}: a tool's result: {old[at:][:_EXCERPT_LENGTH]!r}, "
                 f"now {new[at:][:_EXCERPT_LENGTH]!r}"
             )
-    one, other = before.observations[0], after.observations[0]
-    lines += [f"tool {name}: gone" for name in one.tools if name not in other.tools]
-    lines += [f"tool {name}: new" for name in other.tools if name not in one.tools]
+    # Tools and system prompt are the same in every behaviour.
+    first_before, first_after = before.observations[0], after.observations[0]
+    lines += [f"tool {name}: gone" for name in first_before.tools if name not in first_after.tools]
+    lines += [f"tool {name}: new" for name in first_after.tools if name not in first_before.tools]
     lines += [
-        f"tool {name}: {_changed_part(text, other.tools[name])}"
-        for name, text in one.tools.items()
-        if other.tools.get(name, text) != text
+        f"tool {name}: {_changed_part(text, first_after.tools[name])}"
+        for name, text in first_before.tools.items()
+        if first_after.tools.get(name, text) != text
     ]
-    if _level(one.system) != _level(other.system):
-        at = _first_difference(one.system, other.system)
-        sizes = f"{len(one.system)} characters, now {len(other.system)}"
-        lines.append(f"system prompt: {sizes}; it differs from {other.system[at:][:_EXCERPT_LENGTH]!r} on")
+    if _without_changing_parts(first_before.system) != _without_changing_parts(first_after.system):
+        at = _first_difference(first_before.system, first_after.system)
+        sizes = f"{len(first_before.system)} characters, now {len(first_after.system)}"
+        lines.append(f"system prompt: {sizes}; it differs from {first_after.system[at:][:_EXCERPT_LENGTH]!r} on")
     return lines
 
 
@@ -484,7 +489,7 @@ def _changed_part(old: str, new: str) -> str:
     return f"other parameters ({', '.join(parts) or 'the same names'})"
 
 
-def _level(text: str) -> str:
+def _without_changing_parts(text: str) -> str:
     return _CHANGING.sub("#", text)
 
 

@@ -18,15 +18,15 @@ from pathlib import Path
 import msgspec
 
 from understudy import __version__
-from understudy.agents.acp import make_agent
+from understudy.agents.registry import make_agent
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, LeaseLost, SandboxError, StoreError, StoreUnavailable, UnderstudyError
 from understudy.run.attempt import RunContext, execute_attempt
 from understudy.run.config import RunConfig
 from understudy.run.executors import WORKERS_POLL_S, WatchServer
-from understudy.run.reading import read_stored
 from understudy.run.runner import open_run, validate_tasks
 from understudy.run.scheduler import MAX_ATTEMPTS, FailureStreak, internal_error
+from understudy.run.store_reads import read_stored
 from understudy.sandbox.base import Sandboxes, load_sandboxes
 from understudy.store import Store
 from understudy.store.leases import ClaimedRollout, OpenRun

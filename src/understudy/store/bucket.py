@@ -27,8 +27,8 @@ from msgspec import Struct
 from sqlalchemy import Connection, select
 
 from understudy.errors import BucketUnavailable, ConfigError, StoreError
+from understudy.store.outage_retry import repeat_for
 from understudy.store.schema import settings
-from understudy.store.waiting import repeat_for
 
 T = TypeVar("T")
 

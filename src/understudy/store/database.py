@@ -20,8 +20,8 @@ from understudy.store.bucket import Bucket, bucket_of, read_setting
 from understudy.store.contents import ContentWriter, Parts, read_blobs
 from understudy.store.decoding import decoder
 from understudy.store.driver import OUTAGE_S, DatabaseDriver
+from understudy.store.outage_retry import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from understudy.store.tokens import Ids, RecentTokens
-from understudy.store.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from understudy.types import ErrorInfo, Finding
 
 R = TypeVar("R", bound="Repository")

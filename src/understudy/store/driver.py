@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from understudy.errors import StoreError
+from understudy.store.outage_retry import repeat_for
 from understudy.store.statements import DatabaseDialect, HotStatement
-from understudy.store.waiting import repeat_for
 
 OUTAGE_S = 120.0
 """How long an unavailable server is waited for, in seconds."""

@@ -25,6 +25,7 @@ from understudy.view.catalog import Catalog
 from understudy.view.faults import ViewRefused, missing
 from understudy.view.index import RolloutIndex
 from understudy.view.loops import loop_view
+from understudy.view.open_store import WAIT_S, ViewedStore
 from understudy.view.paging import ROOM, shortened
 from understudy.view.reports import report_view
 from understudy.view.routes import (
@@ -48,7 +49,7 @@ from understudy.view.routes import (
     TurnQuery,
     VoteQuery,
 )
-from understudy.view.schema.orders import (
+from understudy.view.schema.actions import (
     GatewayView,
     IntegrityOrder,
     PauseOrder,
@@ -77,7 +78,6 @@ from understudy.view.schema.rollouts import (
 from understudy.view.schema.sessions import PairPage, SessionPage, StatePage, StateView
 from understudy.view.schema.stores import LoopView, StoreHealth, StoreList, StoreSummary
 from understudy.view.transcripts import Transcript, TranscriptCache
-from understudy.view.viewed import WAIT_S, ViewedStore
 
 Parts = Mapping[str, str]
 """The variable parts of a path, by name."""

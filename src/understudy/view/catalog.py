@@ -12,7 +12,7 @@ from understudy.errors import ConfigError
 from understudy.report.directories import find_stores, store_id
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.view.faults import ViewRefused, missing
-from understudy.view.viewed import ViewedDatabase, ViewedDirectory, ViewedStore
+from understudy.view.open_store import ViewedDatabase, ViewedDirectory, ViewedStore
 
 _log = logging.getLogger(__name__)
 _MOST: Final = 5_000

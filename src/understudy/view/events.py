@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from understudy.view.faults import encode
-from understudy.view.schema.orders import StoreChange
+from understudy.view.open_store import ViewedStore
+from understudy.view.schema.actions import StoreChange
 from understudy.view.schema.stores import StoreState
-from understudy.view.viewed import ViewedStore
 
 POLL_S: Final = 0.25
 PING_S: Final = 15.0

@@ -15,7 +15,7 @@ from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.keys import CLIENT
 from understudy.view.faults import ViewRefused
-from understudy.view.schema.orders import GatewayClient, GatewayView, PauseOrder
+from understudy.view.schema.actions import GatewayClient, GatewayView, PauseOrder
 
 _WAIT_S = 10.0
 

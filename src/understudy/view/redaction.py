@@ -13,7 +13,7 @@ from understudy.ingest import trace_store
 from understudy.ingest.redaction_preview import Conversation, RedactionSearch, trace_conversations
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
-from understudy.view.schema.orders import RedactionLine, RedactionView
+from understudy.view.schema.actions import RedactionLine, RedactionView
 from understudy.view.schema.rollouts import TurnView
 
 _SEARCH_S: Final = 1.0

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import msgspec
 
 from understudy.report import charts, formatting
-from understudy.report.charts import LineChart
+from understudy.report.charts import Dot, LineChart, Series
 from understudy.report.directories import store_id
 from understudy.report.figures import Headline, Point, ReportFigures
 from understudy.store.address import location_name, parse_location
@@ -22,7 +22,7 @@ def report_view(figures: ReportFigures, stores: Collection[str]) -> ReportView:
 
     `stores` are the ids of the stores that the page can open; paths are left out.
     """
-    verdict, mood = formatting.describe_judgement(figures)
+    judgement_text, judgement = formatting.describe_judgement(figures)
     store_ids = [store_id(parse_location(point.directory)) for point in figures.points]
     headline = figures.headline
     return ReportView(
@@ -33,8 +33,8 @@ def report_view(figures: ReportFigures, stores: Collection[str]) -> ReportView:
             collected=_without_paths(figures.collected),
             headline=None if headline is None else _headline(headline),
         ),
-        verdict=verdict,
-        mood=mood,
+        verdict=judgement_text,
+        mood=judgement,
         sentence=formatting.sentence(figures),
         reasons=() if headline is None else tuple(ReportReason(*each) for each in formatting.reasons(headline)),
         charts=tuple(map(_chart, charts.loop_charts(figures))),
@@ -53,14 +53,14 @@ def _without_paths(points: tuple[Point, ...]) -> tuple[Point, ...]:
 
 
 def _chart(chart: LineChart) -> ReportChart:
-    """Return a chart. Of curves with very many points, every second, third … one is drawn, and the last."""
+    """Return a chart. Of curves with very many points, only every second, third … one is drawn."""
     every = 1 + max((len(series.dots) for series in chart.series), default=0) // _MOST_POINTS
     caption = chart.caption if every == 1 else f"{chart.caption} (one point of {every})".strip()
     return ReportChart(
         title=chart.title,
         caption=caption,
         x_name=chart.x_name,
-        share=chart.axis is formatting.tick,
+        share=chart.is_share,
         curves=tuple(
             ReportCurve(
                 name=series.name,
@@ -71,6 +71,11 @@ def _chart(chart: LineChart) -> ReportChart:
                 high=tuple(dot.high for dot in dots),
             )
             for series in chart.series
-            for dots in [[*series.dots[:-1:every], *series.dots[-1:]]]
+            for dots in (_thinned(series, every),)
         ),
     )
+
+
+def _thinned(series: Series, every: int) -> list[Dot]:
+    """Return one dot of `every`, and the last."""
+    return [*series.dots[:-1:every], *series.dots[-1:]]

@@ -13,7 +13,7 @@ from understudy.store.keys import CLIENT
 from understudy.types import Attempt, PytestChecks, Rollout, SuiteChecks, Task, Verdict, is_solved
 from understudy.util.sequences import common_prefix_length
 from understudy.view.faults import missing
-from understudy.view.schema.orders import VoteView
+from understudy.view.schema.actions import VoteView
 from understudy.view.schema.rollouts import (
     AttemptView,
     GradedTest,

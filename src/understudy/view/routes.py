@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta, Struct
 
 from understudy.types import IntegrityStatus, RolloutStatus
-from understudy.view.schema.orders import (
+from understudy.view.schema.actions import (
     GatewayView,
     IntegrityOrder,
     PauseOrder,

@@ -19,7 +19,7 @@ from understudy.view.faults import ViewRefused, missing
 from understudy.view.paging import ROOM, fit, invalid_cursor, shortened, size_of
 from understudy.view.routes import PairQuery, SessionFilter, StateFilter, StateQuery
 from understudy.view.schema import TEXT_CHARACTERS
-from understudy.view.schema.orders import VoteView
+from understudy.view.schema.actions import VoteView
 from understudy.view.schema.rollouts import BlockView
 from understudy.view.schema.sessions import (
     PairPage,

@@ -15,6 +15,7 @@ from understudy.train.loop.state import read as read_state
 from understudy.types import RolloutStatus, Run, is_solved
 from understudy.util.statistics import percentile, wilson
 from understudy.view.faults import ViewRefused, fault_of
+from understudy.view.open_store import ViewedStore
 from understudy.view.schema.rollouts import ComparedRuns, ComparedTask, RolloutRow
 from understudy.view.schema.stores import (
     BoundaryFaults,
@@ -25,7 +26,6 @@ from understudy.view.schema.stores import (
     StoreSummary,
     WorkerView,
 )
-from understudy.view.viewed import ViewedStore
 
 _PENDING: tuple[RolloutStatus, ...] = ("queuing", "preparing", "running", "requeuing")
 _REASONS = 20

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from understudy.agents import acp_driver
-from understudy.agents.acp import AcpAgent, make_agent
+from understudy.agents.acp import AcpAgent
+from understudy.agents.registry import make_agent
 from understudy.errors import ConfigError
 
 AGENT = """

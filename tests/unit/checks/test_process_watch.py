@@ -90,7 +90,7 @@ listdir = os.listdir
 os.listdir = lambda path: [*listdir(path), "removed-by-now"]
 sys.path.append({watch!r})
 import landlock
-print(landlock.withhold({{{place!r}}}))
+print(landlock.deny_writing_below({{{place!r}}}))
 """
 
 

@@ -14,7 +14,7 @@ import pytest
 from understudy.errors import ConfigError
 from understudy.export.corpus import Corpus, ExportSelection
 from understudy.export.formats import atif, hf, trl
-from understudy.export.lineage import LineageReport, verify_rows
+from understudy.export.verify import LineageReport, verify_rows
 from understudy.store import Store
 from understudy.trajectory.roles import ROLES
 

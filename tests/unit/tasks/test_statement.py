@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.tasks.generate.instruction import FailedCheck, compose, leaks_fault, normalise_message
+from understudy.tasks.generate.package_instruction import FailedCheck, compose, leaks_fault, normalise_message
 from understudy.util.diffs import unified
 
 from support import example_count

@@ -81,7 +81,7 @@ def _wall(directories):
     try:
         import landlock
 
-        return landlock.withhold(directories)
+        return landlock.deny_writing_below(directories)
     except (ImportError, OSError):  # for example in a Python that was built without ctypes
         return False
     finally:

@@ -77,7 +77,7 @@ def try_agent(
         for name, reason in missing_behaviours(tried[-1].agent).items():
             typer.echo(f"not tried: {name}: {reason}")
         turns = sum(one.turns for one in tried[-1].observations)
-        misses = sum(len(one.misses) for one in tried[-1].observations)
+        misses = sum(len(one.log_differences) for one in tried[-1].observations)
         typer.echo(f"\n{turns} answers, {misses} of them otherwise in its own log")
         for title, lines in (("not as it must be", problems), ("changed", changed)):
             typer.echo("".join(f"{title}: {line}\n" for line in lines), nl=False)

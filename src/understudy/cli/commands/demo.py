@@ -20,8 +20,8 @@ def _default(field: str) -> str:
     """Return the help's words for the default of a field of DemoSize, which depends on the model."""
     values = {name: getattr(settings.size, field) for name, settings in MODELS.items()}
     if len(set(values.values())) == 1:
-        return f"[default: {values[TINY]}]"
-    return f"[default: {', '.join(f'{value} for {name}' for name, value in values.items())}]"
+        return f"default: {values[TINY]}"
+    return f"default: {', '.join(f'{value} for {name}' for name, value in values.items())}"
 
 
 def demo(
@@ -46,20 +46,21 @@ def demo(
         int | None,
         typer.Option(
             min=1,
-            help=f"Training tasks {_default('tasks')[:-1]}; with --quick {_QUICK_TASKS} of each package].",
+            help=f"Training tasks [{_default('tasks')}; with --quick {_QUICK_TASKS} of each package].",
         ),
     ] = None,
-    evaluated: Annotated[
-        int | None, typer.Option(min=1, help=f"Number of held-out tasks {_default('evaluated')}.")
+    held_out_tasks: Annotated[
+        int | None,
+        typer.Option("--evaluated", min=1, help=f"Number of held-out tasks [{_default('held_out_tasks')}]."),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=0, help=f"Number of GRPO steps; 0: no GRPO {_default('steps')}.")
+        int | None, typer.Option(min=0, help=f"Number of GRPO steps; 0: no GRPO [{_default('steps')}].")
     ] = None,
     groups: Annotated[
-        int | None, typer.Option(min=1, help=f"Tasks in each GRPO step {_default('groups')}.")
+        int | None, typer.Option(min=1, help=f"Tasks in each GRPO step [{_default('groups')}].")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=2, help=f"Rollouts of each task in a GRPO step {_default('samples')}.")
+        int | None, typer.Option(min=2, help=f"Rollouts of each task in a GRPO step [{_default('samples')}].")
     ] = None,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Exit with 1 if the figures are not as expected.")
@@ -89,7 +90,7 @@ def demo(
         directory = output_dir or Path("runs/demo") / name
         chosen = DemoSize(
             tasks=tasks or size.tasks,
-            evaluated=evaluated or size.evaluated,
+            held_out_tasks=held_out_tasks or size.held_out_tasks,
             steps=size.steps if steps is None else steps,
             groups=groups or size.groups,
             samples=samples or size.samples,

@@ -204,7 +204,7 @@ def _tally_text(tally: AskCounts) -> str:
 
 
 def _print_warnings(name: str, tally: AskCounts) -> None:
-    for why, n in Counter(tally.why).most_common(3):
+    for why, n in Counter(tally.failure_messages).most_common(3):
         typer.echo(visible(f"{name}: {n} failed: {why}"), err=True)
     if tally.dismissed:
         typer.echo(visible(f"{name} was not asked further: {tally.dismissed[:500]}"), err=True)

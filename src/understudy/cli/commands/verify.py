@@ -12,7 +12,7 @@ from understudy.cli.output import Json, print_json
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from understudy.export.lineage import LineageReport
+    from understudy.export.verify import LineageReport
 
 _STORE = "store.db"
 
@@ -35,7 +35,7 @@ def verify(
     """
     import msgspec
 
-    from understudy.export.lineage import LineageReport, verify_rows, verify_run
+    from understudy.export.verify import LineageReport, verify_rows, verify_run
     from understudy.store import Store
 
     if not path.exists():

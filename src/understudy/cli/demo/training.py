@@ -25,7 +25,7 @@ class DemoSize(Struct, frozen=True, kw_only=True):
 
     tasks: int
     """Training tasks."""
-    evaluated: int
+    held_out_tasks: int
     """Held-out tasks."""
     steps: int
     """Steps of GRPO; 0: no GRPO."""
@@ -52,7 +52,7 @@ class DemoSettings(Struct, frozen=True, kw_only=True):
 
 MODELS: Mapping[str, DemoSettings] = {
     TINY: DemoSettings(
-        size=DemoSize(tasks=64, evaluated=64, steps=7),
+        size=DemoSize(tasks=64, held_out_tasks=64, steps=7),
         sft=("--learning-rate", "3e-4", "--epochs", "3", "--batch-rollouts", "8"),
         weak_sft=("--learning-rate", "1e-4", "--epochs", "1", "--batch-rollouts", "8"),
         grpo=("--learning-rate", "3e-4", "--mini-batches", "2"),
@@ -62,7 +62,7 @@ MODELS: Mapping[str, DemoSettings] = {
     # A batch of 24 takes little longer to decode than one of 8, because each step reads all weights from memory.
     # Four sequences are trained at a time. GRPO was not measured, so it is done only if asked for.
     "smollm2-135m": DemoSettings(
-        size=DemoSize(tasks=192, evaluated=208, steps=0),
+        size=DemoSize(tasks=192, held_out_tasks=208, steps=0),
         sft=(
             *("--learning-rate", "2e-4", "--epochs", "1", "--batch-rollouts", "4", "--warmup-steps", "4"),
             *("--micro-batch-tokens", "2304"),
@@ -100,7 +100,7 @@ def run_training(directory: Path, model: str, *, seed: int, size: DemoSize) -> b
     demo = _Training(directory, model, settings, seed)
     if model in PINNED:
         demo.command("models", "fetch", model)
-    train, held_out = demo.tasks("train", size.tasks), demo.tasks("held-out", size.evaluated)
+    train, held_out = demo.tasks("train", size.tasks), demo.tasks("held-out", size.held_out_tasks)
 
     weights = ("--weights", model, *settings.run_options, *EVALUATION)
     points = {"untrained": demo.rollouts("1-untrained", held_out, *weights)}

@@ -193,7 +193,7 @@ def session_document(trace: Trace, path: SessionPath, identity: str, started: Ma
     """Return the trajectory of a path."""
     last = trace.turns[path.turns[-1]]
     shape = last.shape or trace.shape
-    outcome, offered = trace.outcome, OfferedTools(trace).of(last)
+    outcome, offered = trace.outcome, OfferedTools(trace).tools_of(last)
     extra: dict[str, Any] = {
         "reward": outcome and outcome.reward,
         "resolved": outcome and outcome.resolved,

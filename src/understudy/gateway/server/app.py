@@ -212,7 +212,7 @@ class Gateway:
     async def _count_tokens(self, request: HttpRequest, dialect: Dialect) -> None:
         agent_request = await self._read(request, dialect)
         try:
-            response = await self._capture.prepare(agent_request).count()
+            response = await self._capture.prepare(agent_request).count_tokens()
         except RecursionError as error:
             raise too_deep() from error
         await request.send_response(200, response)

@@ -161,7 +161,7 @@ class InFlightCall:
             len(request.agent_request.body),
             request.max_tokens,
             request.server.price,
-            adjustable=request.adjustable,
+            adjustable=request.can_limit_tokens,
         )
         recorder.reservation = reservation  # settled when the call is stored, however it ends
         if session.ceiling is not None:

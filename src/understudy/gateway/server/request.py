@@ -40,7 +40,7 @@ class AgentRequest(Struct, frozen=True):
 
     @property
     def idempotency_key(self) -> bytes:
-        """The client's idempotency key, which is the same for all tries of one request; "" if it sends none."""
+        """The client's idempotency key, which is the same for all tries of one request; b"" if it sends none."""
         return self.headers.get(b"idempotency-key", b"")
 
 
@@ -69,7 +69,7 @@ class PreparedRequest(Protocol):
         """The token limit of the completion; None if the request sets none."""
         ...
 
-    adjustable: bool
+    can_limit_tokens: bool
     """Whether `sampling["max_tokens"]` may be set before `generate`."""
 
     async def generate(self, message_id: str, push: Push | None) -> Generation:
@@ -90,7 +90,7 @@ class PreparedRequest(Protocol):
         """Return a response with a text of the gateway's own, after which the agent ends its turn."""
         ...
 
-    async def count(self) -> bytes:
+    async def count_tokens(self) -> bytes:
         """Return the JSON response to a request for a token count. Raises BackendError."""
         ...
 
@@ -98,7 +98,7 @@ class PreparedRequest(Protocol):
 class TranslatedRequest:
     """A PreparedRequest for a chat backend: the request and its generation are translated."""
 
-    adjustable = True
+    can_limit_tokens = True
 
     def __init__(self, agent_request: AgentRequest, dialect_request: DialectRequest, backend: Backend) -> None:
         self.agent_request = agent_request
@@ -107,7 +107,7 @@ class TranslatedRequest:
         self.server = backend
         self.sampling: dict[str, object] = dialect_request.chat.sampling
         self._dialect_request = dialect_request
-        self._finish: Callable[[Generation], tuple[DialectResponse, bytes]] | None = None
+        self._finish_stream: Callable[[Generation], tuple[DialectResponse, bytes]] | None = None
 
     @property
     def max_tokens(self) -> int | None:
@@ -119,7 +119,7 @@ class TranslatedRequest:
             return await self.server.generate(self._dialect_request.chat)
         request = self.agent_request
         writer = request.dialect.writer(self._dialect_request, request.session, message_id)
-        self._finish = writer.finish
+        self._finish_stream = writer.finish
 
         def emit(delta: Delta) -> None:
             push(writer.feed(delta))
@@ -127,14 +127,14 @@ class TranslatedRequest:
         return await self.server.generate(self._dialect_request.chat, emit)
 
     def draft(self, generation: Generation, message_id: str) -> ResponseDraft:
-        if self._finish is not None:
-            return ResponseDraft(*self._finish(generation))
+        if self._finish_stream is not None:
+            return ResponseDraft(*self._finish_stream(generation))
         return ResponseDraft(self._message(generation, message_id))
 
     def final_message(self, text: str, message_id: str) -> DialectResponse:
         return self._message(Generation(model=self.model, text=text, finish_reason="stop"), message_id)
 
-    async def count(self) -> bytes:
+    async def count_tokens(self) -> bytes:
         return self.agent_request.dialect.token_count(await self.server.count_tokens(self._dialect_request.chat))
 
     def _message(self, generation: Generation, message_id: str) -> DialectResponse:
@@ -145,7 +145,7 @@ class TranslatedRequest:
 class RelayedRequest:
     """A PreparedRequest for a provider of the agent's own dialect. Raises InvalidRequest for other dialects."""
 
-    adjustable = False
+    can_limit_tokens = False
 
     def __init__(self, agent_request: AgentRequest, model: str, stream: bool, relay: Relay) -> None:
         if relay.dialect != agent_request.dialect.name:
@@ -158,7 +158,7 @@ class RelayedRequest:
         self.model = model
         self.stream = stream
         self.server = relay
-        self.sampling: dict[str, object] = {}
+        self.sampling: dict[str, object] = {}  # unknown: a relayed body is never parsed
         self._request = NativeRequest(
             path=agent_request.target,
             headers=agent_request.headers,
@@ -187,5 +187,5 @@ class RelayedRequest:
         request = DialectRequest(self.model, self.stream, ChatRequest(model=self.model, messages=[]))
         return self.agent_request.dialect.message(generation, request, self.agent_request.session, message_id)
 
-    async def count(self) -> bytes:
+    async def count_tokens(self) -> bytes:
         return await self.server.relay_count(self._request)

@@ -8,22 +8,33 @@ from typing import Literal
 _LONGEST = 4_000
 """A longer message is a new task or pasted text, not a comment on the turn."""
 _OPENING = 240
+"""How many characters at the beginning of a message are compared with wordings."""
 
-_STOPPED = ("[Request interrupted by user", "<turn_aborted>")
+_INTERRUPT_NOTES = ("[Request interrupted by user", "<turn_aborted>")
+"""Beginnings of the notes that programs write when the user interrupts the model."""
 # Beginnings of messages that programs write in the user's name.
-_NOT_SAID = (
+_WRITTEN_BY_PROGRAMS = (
     "<", "[Request interrupted", "Caveat: ", "This session is being continued from a previous conversation",
     "# AGENTS.md", "[TASK RESUMPTION]", "OBSERVATION:", "Base directory for this skill:", "[Image",
 )  # fmt: skip
+# Prompts that the user wrote while the model worked: the program's words in front of them, and those behind them.
 _QUEUED = re.compile(r"(?:<system-reminder>\s*)?The user sent (?:the following|a new) message[^\n]{0,80}:\s*")
 _AFTER_QUEUED = re.compile(r"\n\n(?:IMPORTANT:|Please address this message|This is how Claude Code)")
+# The program's reminders in front of a user's text, in the same message.
 _OWN_REMINDERS = re.compile(r"(?:<system-reminder>(?:(?!</?system-reminder>)[\s\S])*</system-reminder>\s*)+(?=\S)")
+# How such a prompt begins in a tool result, at whose end the program sent it.
 _QUEUED_IN_RESULT = "<system-reminder>\nThe user sent "
-_CUT = ("[Response interrupted by user]", "[Request interrupted by user]")
-_WITH_WORDS = ("the user said:\n", "The user said:\n", "<feedback>", "provided the following feedback")
+_CUT_OFF_ENDINGS = ("[Response interrupted by user]", "[Request interrupted by user]")
+_REFUSALS_WITH_INSTRUCTIONS = (
+    "the user said:\n",
+    "The user said:\n",
+    "<feedback>",
+    "provided the following feedback",
+)
+# From here on, a message is the program's: what it appended to the user's text.
 _REMINDER = "<system-reminder>"
 
-_UNDOES = re.compile(
+_UNDO_COMMANDS = re.compile(
     r"<bash-input>\s*git\s+(?:revert\b|restore\b|checkout\s+(?:--|\.|HEAD)|reset\s+--hard|stash\b)"
 )
 
@@ -54,14 +65,22 @@ _NEGATIVE = re.compile(
     |(?:do\s*n[o']?t|never)\s+do\s+(?:that|this)\b|stop\b(?=[\s,.!]*(?:$|\n|doing|it\b|that\b|there|adding|making|using))
     |not\s+(?:what\s+i|like\s+that|that\b|correct|right\b|good\b)
     |that\s+broke\b|it\s+broke\b|👎
+    # German
     |nein\b(?!,?\s*(?:danke|passt|alles|kein))|falsch\b|(?:das\s+)?(?:ist\s+falsch|stimmt\s+nicht)|(?:das\s+|es\s+)?(?:funktioniert|geht)\s+(?:immer\s+noch\s+|noch\s+)?nicht
     |mach\s+(?:das|es)\s+rückgängig|rückgängig\b
+    # French
     |non\s*,|c'est\s+(?:faux|pas\s+(?:ça|bon|correct))|(?:ça|cela)\s+ne\s+(?:marche|fonctionne)\s+(?:toujours\s+)?pas|annule\b
+    # Spanish
     |(?:no\s+funciona|sigue\s+sin\s+funcionar|eso\s+(?:está\s+mal|no\s+es)|está\s+mal|incorrecto|deshaz)\b
+    # Portuguese
     |(?:não\s+funciona|ainda\s+não\s+funciona|(?:isso\s+)?está\s+errado|errado|desfaça|desfaz)\b
+    # Chinese
     |不对|错了|不是这样|不行|还是不|撤销|还原|回滚
+    # Japanese
     |違います|違う|間違|動きません|動かない|元に戻して|だめ
+    # Korean
     |아니[,.\s]|틀렸|안\s*돼|되돌려
+    # Russian
     |нет\s*,|неправильно|неверно|(?:всё\s+ещё\s+)?не\s+работает|отмени\b|откати\b
     )""",
     re.VERBOSE,
@@ -87,33 +106,41 @@ _POSITIVE = re.compile(
     |(?:that|this|it|everything|all)(?:'?s|\s+is)?\s+(?:now\s+)?(?:works?|worked|working)\b(?!\s*\?)
     |(?:that|this|it)(?:'?s|\s+is|\s+looks)\s+(?:really\s+|very\s+)?(?:perfect|great|excellent|awesome|amazing|exactly|correct|good|right|fixed|better)\b(?!\s+(?:to|if|idea|question))
     |(?:i\s+)?love\s+(?:it|this|that)\b|works\s*(?:!|\.|,|$|now|great|perfectly|well|fine)|👍|🎉|❤
+    # German
     |(?:danke|vielen\s+dank|perfekt|super|prima|klasse)(?=\s*[,.!]|\s*$)|(?:das\s+|es\s+)?(?:funktioniert|klappt)(?:\s+jetzt)?(?=\s*[,.!]|\s*$)
+    # French
     |(?:merci|parfait|génial|ça\s+marche)(?=\s*[,.!]|\s*$|\s+beaucoup)
+    # Spanish
     |(?:gracias|muchas\s+gracias|perfecto|excelente|genial|ya\s+funciona)(?=\s*[,.!]|\s*$)
+    # Portuguese
     |(?:obrigad[oa]|muito\s+obrigad[oa]|perfeito|ótimo)(?=\s*[,.!]|\s*$)
+    # Chinese
     |谢谢|很好|完美|太好了|太棒|可以了|成功了
+    # Japanese
     |ありがとう|完璧|いいですね|動きました|素晴らしい
+    # Korean
     |감사합니다|고마워|완벽
+    # Russian
     |(?:спасибо|отлично|супер|идеально)(?=\s*[,.!]|\s*$)
     )""",
     re.VERBOSE,
 )
-_BUT = re.compile(r"\b(?:but|however|except|although|aber|mais|pero|mas|но|only)\b|但是|でも|しかし")
+_CONTRAST = re.compile(r"\b(?:but|however|except|although|aber|mais|pero|mas|но|only)\b|但是|でも|しかし")
 
 
 def is_interrupt_note(text: str) -> bool:
     """Return whether a text is the program's note that the user interrupted the model."""
-    return text.lstrip().startswith(_STOPPED)
+    return text.lstrip().startswith(_INTERRUPT_NOTES)
 
 
 def is_cut_off(answer: str) -> bool:
     """Return whether a response ends with a note that the user stopped it."""
-    return answer[-80:].rstrip().endswith(_CUT)
+    return answer[-80:].rstrip().endswith(_CUT_OFF_ENDINGS)
 
 
 def is_correction(refusal: str) -> bool:
     """Return whether a refusal includes instructions from the user."""
-    return any(sign in refusal[:1_000] for sign in _WITH_WORDS)
+    return any(sign in refusal[:1_000] for sign in _REFUSALS_WITH_INSTRUCTIONS)
 
 
 def queued_prompts(result: str) -> list[str]:
@@ -127,12 +154,12 @@ def feedback(text: str) -> Literal["positive", "negative"] | None:
     if own := _OWN_REMINDERS.match(text):
         text = text[own.end() :]  # reminders that were sent in front of the user's text
     message = text[: _LONGEST + 1]
-    if _UNDOES.match(message):
+    if _UNDO_COMMANDS.match(message):
         return "negative"
     if queued := _QUEUED.match(message):
         message = _AFTER_QUEUED.split(message[queued.end() :])[0]
     message = message.partition(_REMINDER)[0]
-    if len(message) > _LONGEST or message.startswith(_NOT_SAID):
+    if len(message) > _LONGEST or message.startswith(_WRITTEN_BY_PROGRAMS):
         return None
     opening = message[:_OPENING].lower().replace("’", "'").strip()
     begin = _FILLER.match(opening)
@@ -146,7 +173,7 @@ def feedback(text: str) -> Literal["positive", "negative"] | None:
         return None
     # Praise that is taken back does not count: "great, but it still fails".
     rest = opening[praise.end() :]
-    if but := _BUT.search(rest):
+    if but := _CONTRAST.search(rest):
         after = rest[but.end() :].lstrip(" ,:")
         return "negative" if _NEGATIVE.match(after) else None
     return "positive"

@@ -27,8 +27,13 @@ from understudy.errors import SandboxError, TaskError
 from understudy.sandbox.base import Sandbox, Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.generate.git_history import Change, Commit, History
-from understudy.tasks.generate.instruction import FailedCheck, failing_example, normalise_message, one_per_function
 from understudy.tasks.generate.ordered import ordered
+from understudy.tasks.generate.package_instruction import (
+    FailedCheck,
+    failing_example,
+    normalise_message,
+    one_per_function,
+)
 from understudy.tasks.generate.requirements import pytest_options
 from understudy.tasks.materialise import relative_path
 from understudy.tasks.prepare import prepare, sandbox_spec

@@ -18,9 +18,9 @@ from understudy.checks.pytest_checks import PytestReport, run_pytest
 from understudy.errors import ProcessKilled, TaskError
 from understudy.sandbox.base import Mount, Sandbox, Sandboxes, SandboxLimits
 from understudy.tasks.environment import python_environment
-from understudy.tasks.generate.instruction import FailedCheck, compose, leaks_fault, normalise_message
 from understudy.tasks.generate.mutations import ParsedModule, Site, hide_tests, mutate, sites
 from understudy.tasks.generate.ordered import ordered
+from understudy.tasks.generate.package_instruction import FailedCheck, compose, leaks_fault, normalise_message
 from understudy.tasks.generate.packages import Baseline, Package, find_package, measure_baseline, modules
 from understudy.tasks.prepare import sandbox_spec
 from understudy.types import PytestChecks, Task

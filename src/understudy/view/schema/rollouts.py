@@ -19,7 +19,7 @@ from understudy.types import (
     Usage,
 )
 from understudy.view.schema import Size
-from understudy.view.schema.orders import VoteView
+from understudy.view.schema.actions import VoteView
 
 # --- rollouts --------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from understudy.run.interruption import InterruptibleSandbox
+from understudy.run.interruptible_sandbox import InterruptibleSandbox
 from understudy.sandbox.base import SandboxSpec
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 
