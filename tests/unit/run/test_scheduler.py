@@ -212,7 +212,7 @@ async def test_what_waits_for_a_place_is_made_ready(store: Store):
     running = scheduler(store, ending_well(store))
     running.prepare = ahead
     await running.run()
-    assert ready[:2] == ["r2", "r3"]
+    assert set(ready[:2]) == {"r2", "r3"}  # both are read in threads, so either may be first
 
 
 async def test_a_place_is_free_again_after_its_cooldown(store: Store):

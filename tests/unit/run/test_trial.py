@@ -76,7 +76,7 @@ def test_a_version_is_named_behind_the_agent() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("moon@1", "--agent moon: this agent cannot be installed"),
+        ("moon@1", "'moon' is no agent that can be installed"),
         ("pi@", "invalid version ''; give one such as pi@0.87.1"),
         ("pi@latest", "invalid version 'latest'"),
         ("pi@1/../../x", "give one such as"),
