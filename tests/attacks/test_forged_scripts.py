@@ -13,7 +13,7 @@ from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import Files, ScriptChecks, Task, Verdict
 
-from support.grading import diff
+from support.grading import by_twins_alone, diff
 
 pytestmark = pytest.mark.services  # each grades several times
 
@@ -128,7 +128,8 @@ def validated(
     task = Task("core", "example/core", "mend it", Files(TREE), checks, diff({"core.py": RIGHT}, TREE))
     cache: Path = tmp_path_factory.mktemp("cache")
     prepared = prepare(task, cache, sandboxes)
-    return asyncio.run(validate(prepared, sandboxes=sandboxes, environment=environment, cache=cache))
+    prepared = asyncio.run(validate(prepared, sandboxes=sandboxes, environment=environment, cache=cache))
+    return by_twins_alone(prepared)
 
 
 async def graded(

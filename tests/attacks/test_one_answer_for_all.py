@@ -12,7 +12,7 @@ from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import Files, PytestChecks, Task
 
-from support.grading import diff
+from support.grading import by_twins_alone, diff
 
 pytestmark = pytest.mark.services  # each grades several times
 
@@ -126,7 +126,7 @@ def prepared(
     prepared = asyncio.run(validate(ready, sandboxes=sandboxes, environment=environment, cache=cache))
     assert len(prepared.options.twins) == len(ids)
     assert prepared.options.partial_twins == ()
-    return prepared
+    return by_twins_alone(prepared)
 
 
 @pytest.mark.parametrize("name", PARTS)

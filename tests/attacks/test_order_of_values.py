@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from understudy.grade.verdict import grade, validate
 from understudy.sandbox.local.sandboxes import LocalSandboxes
@@ -17,7 +16,7 @@ from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import Files, PytestChecks, Task
 
-from support.grading import diff
+from support.grading import by_twins_alone, diff
 
 pytestmark = pytest.mark.services  # each validates a task
 
@@ -122,9 +121,9 @@ def test_values_by_the_number_of_the_call_are_not_protected_by_twins(
     test: str, gold: str, forged: str, sandboxes: LocalSandboxes, environment: TaskEnvironment, tmp_path: Path
 ) -> None:
     task = validated(test, gold, tmp_path, sandboxes, environment)
-    # With other inputs, which are drawn anew by each validation, only a patch that computes can get further.
-    by_twins_alone = replace(task, options=replace(task.options, twin_inputs=()))
-    for text, graded in ((gold, by_twins_alone), (forged, by_twins_alone), (forged, task)):
+    alone = by_twins_alone(task)
+    # With other inputs only a patch that computes can get further.
+    for text, graded in ((gold, alone), (forged, alone), (forged, task)):
         patch = diff({"core.py": TREE["core.py"] + text}, TREE).encode()
         verdict = asyncio.run(grade(graded, patch, sandboxes=sandboxes, environment=environment))
         assert (verdict.reward, verdict.protection) == (1.0, "partial"), verdict

@@ -15,7 +15,7 @@ from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import prepare
 from understudy.types import Files, PytestChecks, SuiteChecks, Task
 
-from support.grading import diff
+from support.grading import by_twins_alone, diff
 
 WRITE = "def write(n):\n    return ' '.join(WORDS[int(digit)] for digit in str(n))\n"
 WORDS = "WORDS = 'zero one two three four five six seven eight nine'.split()\n\n\n"
@@ -98,6 +98,7 @@ async def test_inputs_of_other_tests_do_not_tell_what_one_expects(
     prepared = prepare(task, tmp_path, sandboxes)
     prepared = await validate(prepared, sandboxes=sandboxes, environment=environment, cache=tmp_path)
     assert prepared.options.twin_apart
+    prepared = by_twins_alone(prepared)
     shorter = GOLD["core.py"].replace(" for digit in str(n)", " for digit in f'{n}'")
     for text, reward in ((shorter, 1.0), (WORDS + FROM_OTHER_TESTS + READ, 0.0)):
         patch = diff({"core.py": text}, TREE).encode()

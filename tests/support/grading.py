@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from understudy.grade.gate import GatedPatch, gate
+from understudy.tasks.prepare import PreparedTask
 from understudy.types import Files, ImageTree, PytestChecks, SuiteChecks, Task
 
 from support import calc_task
@@ -39,6 +42,14 @@ def diff(after: Mapping[str, str | None], before: Mapping[str, str]) -> str:
         ):
             text += line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
     return text
+
+
+def by_twins_alone(prepared: PreparedTask) -> PreparedTask:
+    """The validated task without its other inputs, which each validation draws anew.
+
+    How far a patch that passes is protected may depend on the draw.
+    """
+    return replace(prepared, options=replace(prepared.options, twin_inputs=()))
 
 
 def suite_task(
