@@ -89,6 +89,12 @@ def test_every_kind_of_prediction(calc_tasks: Path, tmp_path: Path):
     assert json.loads((logs.parent / "run.json").read_text())["dataset"] == str(calc_tasks)
 
 
+def test_nothing_to_grade_is_an_error_of_its_own(calc_tasks: Path, tmp_path: Path):
+    for rows in (("nonsense",), (row("nobody", WRONG),)):
+        output = graded(tmp_path, predictions(tmp_path / "p.jsonl", *rows), code=2)
+        assert output["refused_rows"] + output["error"] == 1
+
+
 def test_gold_patches_of_some_instances(calc_tasks: Path, tmp_path: Path):
     chosen = ("-t", calc_tasks, "--instance-ids", "calc-1,calc-3")
     done = understudy("grade", "gold", *chosen, "-o", tmp_path / "out", "--validate", "--json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -157,6 +157,15 @@ def other_files(checks: PytestChecks) -> tuple[str, ...]:
     return tuple(sorted({posixpath.normpath(name) for name in checks.files} - run))
 
 
+def _unnamed_parameters(tests: Mapping[str, TestOutcome], outcomes: Mapping[str, TestOutcome]) -> str:
+    """Return what to do about a missing test that ran under ids with parameters; "" if there is none."""
+    for id, outcome in tests.items():
+        ran = next((other for other in outcomes if other.startswith(f"{id}[")), "")
+        if outcome == "missing" and ran:
+            return f"; {id} has parameters, so expected each of its ids, such as {ran[:200]!r}"
+    return ""
+
+
 def judge_pytest(checks: PytestChecks, report: PytestReport) -> CheckResult:
     """Judge a pytest report; the verdict's `tests` are the outcomes of the deciding ids.
 
@@ -170,7 +179,7 @@ def judge_pytest(checks: PytestChecks, report: PytestReport) -> CheckResult:
     if report.timed_out:
         reason = f"the tests did not end in {checks.timeout_s:g} s"
     elif reason := outcome_reason(checks, not_fixed, regressed, tests):
-        pass
+        reason += _unnamed_parameters(tests, report.outcomes)
     elif not report.finished or report.exit_code not in (0, 1):
         reason = f"pytest did not come to its end (exit code {report.exit_code})"
     elif (report.exit_code == 1) != failures:

@@ -519,6 +519,10 @@ async def test_a_passed_validation_is_cached(
         assert again.options == validated.options != prepared.options
 
 
+PARAMETRISED = (
+    "import calc\nimport pytest\n\n\n"
+    "@pytest.mark.parametrize('x', [1, 2])\ndef test_shift(x):\n    assert calc.shift(x) == x + 1\n"
+)
 BAD_TASKS = {
     "gold that does not solve": (replace(TASK, gold_patch=diff(FORGERIES["wrong"])), "gold patch scores 0"),
     "gold that does not apply": (
@@ -530,6 +534,11 @@ BAD_TASKS = {
         "gold_patch is refused: 'l' is a symbolic link",
     ),
     "gold that is empty": (replace(TASK, gold_patch=""), "gold_patch is empty"),
+    "a test with parameters by its name alone": (
+        replace(TASK, checks=replace(TASK.checks, files={"tests/test_calc.py": PARAMETRISED}, pass_to_pass=())),
+        r"test_shift \(missing\); tests/test_calc.py::test_shift has parameters, so expected each of its "
+        r"ids, such as 'tests/test_calc.py::test_shift\[1\]'",
+    ),
     "solved already": (
         replace(TASK, source=Files(TREE | MENDED), gold_patch=diff({"extra": "x\n"})),
         "empty patch scores 1 instead of 0",

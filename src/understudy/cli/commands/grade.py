@@ -16,7 +16,7 @@ import typer
 from msgspec import Struct, field
 
 from understudy import plugins
-from understudy.cli import EXIT_INTERRUPTED
+from understudy.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from understudy.cli.interrupts import interrupted, run_sandboxes, run_stoppable
 from understudy.cli.options import command
 from understudy.cli.output import Json, print_json
@@ -139,8 +139,9 @@ def grade(settings: GradeSettings, json_: Json = False) -> None:
     _print_summary(grading, predictions, path, json_)
     if len(grading.outcomes) < grading.total:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if predictions.rejected.count or any(outcome.status == "error" for outcome in grading.outcomes.values()):
-        raise typer.Exit(1)
+    failed = sum(outcome.status == "error" for outcome in grading.outcomes.values())
+    if predictions.rejected.count or failed:
+        raise typer.Exit(1 if failed < grading.total else EXIT_ERROR)
 
 
 def _regrade(settings: GradeSettings, run: StoreLocation, as_json: bool) -> None:
