@@ -83,6 +83,8 @@ _PLAIN = re.compile(r"[\w.~+/=-]+", re.ASCII)
 _TIGHT = re.compile(r"[^()\[\]{},<>?;]+")
 """A value directly after `=`: a password with punctuation, but no call or list."""
 _OF_ACCESS = re.compile(r"(?i)(?:api|access|private|secret|auth)[ _-]?$")
+_GROUPS = re.compile(r"[A-Za-z0-9]{4,32}(?:-[A-Za-z0-9]{4,32}){2,8}")
+"""A value in groups, as UUIDs and licence keys are."""
 _NEXT_IN_LIST = re.compile(r",[a-z_]{2,30}=")
 """The next name in a list without blanks, as objects show themselves: `password=…,host=…`."""
 _CALLED = re.compile(r"[ \t]*[(\[{]")
@@ -203,8 +205,9 @@ def _names_no_secret(name: str) -> bool:
 
 
 def _is_bare(before: str, rest: str) -> bool:
-    """Return whether a name consists of the word for secrets only, such as `key`."""
-    return before[-1:] not in _NAMES and rest.lower() == "key"
+    """Return whether a name consists of the word for secrets only, such as `key`; `private key` is more."""
+    alone = not before or before[-1] not in _NAMES
+    return alone and rest.lower() == "key" and _OF_ACCESS.search(before) is None
 
 
 def _is_hash(value: str) -> bool:
@@ -245,15 +248,12 @@ def _spaced(word: str, before: str, quote: str) -> bool:
 
 def _follows_name(word: str, before: str, value: str, behind: str) -> bool:
     """Return whether a text names a credential and its value with a blank between: `acme api_key 8Xq…`."""
-    named = word.lower() in ("token", "secret") or (
-        word.lower() == "key" and _OF_ACCESS.search(before) is not None
-    )
     return (
-        named
+        word.lower() in ("token", "secret", "key")
         and behind in ("", "\n", "\r", '"', "'", "`", "\\")
         and len(value) >= 20
         and len(_DIGIT.findall(value)) > 2
-        and value.isalnum()
+        and (value.isalnum() or _GROUPS.fullmatch(value) is not None)
         and looks_random(value)
     )
 

@@ -72,7 +72,12 @@ def test_results_that_a_second_resume_adds_under_one_id_are_all_sent(tmp_path: P
         {"id": "h2", "type": "user", "content": [_RESULT]},
     ]
     path = _log(tmp_path, "session-1.jsonl", *_FIRST, {"$set": {"messages": copies}}, *_NEXT)
-    assert _texts(only(path)[1][-1])[2:] == [("tool", "x = 1"), ("user", "x = 1\n\nAnd now?")]
+    assert _texts(only(path)[1][-1])[2:] == [
+        ("tool", "x = 1"),
+        ("user", "x = 1"),
+        ("assistant", "[The previous response was interrupted before it completed.]"),
+        ("user", "And now?"),
+    ]
 
 
 def test_a_session_that_goes_on_in_another_file_repeats_no_turn(tmp_path: Path) -> None:
@@ -90,4 +95,14 @@ def test_a_session_that_goes_on_in_another_file_repeats_no_turn(tmp_path: Path) 
     assert _texts(states[-1]) == [
         ("user", "Change it."), ("assistant", "I look."), ("tool", "x = 1"), ("assistant", "Done."),
         ("user", "And now?"),
+    ]  # fmt: skip
+
+
+def test_a_prompt_after_results_without_a_response_follows_the_programs_words(tmp_path: Path) -> None:
+    """As after an interruption, when the session goes on."""
+    _, states = only(_log(tmp_path, "session-1.jsonl", *_FIRST[:3], *_NEXT))
+    assert [state.student_action.content for state in states] == ["I look.", "Now."]
+    assert _texts(states[-1]) == [
+        ("user", "Change it."), ("assistant", "I look."), ("tool", "x = 1"),
+        ("assistant", "[The previous response was interrupted before it completed.]"), ("user", "And now?"),
     ]  # fmt: skip

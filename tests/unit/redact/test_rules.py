@@ -260,3 +260,32 @@ def test_secrets_of_one_conversation_are_redacted_in_the_next() -> None:
         scope = redactor.scoped_to([f"DB_PASSWORD='{PASSWORD}'", f"it says {PASSWORD}"])
         assert PASSWORD not in scope.text(f"it says {PASSWORD}")
     assert PASSWORD in redactor.scoped_to([f"it says {PASSWORD}"]).text(f"it says {PASSWORD}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "flickr key SECRET",
+        "the login is\nacme_KEY SECRET\n",
+        "bugsnag secret 5f0b7c1e-9a3d-4c52-8e61-0d7f2b94a6c3",
+        "scaleway token a1b2c3d4-30ie-5xe7-40xv-06hc06q6c0mq",
+        "autopilot private key: 228929beebce5c88c5a0310d0007b39b",
+    ],
+)
+def test_a_value_that_follows_its_name_after_a_blank_is_redacted(text: str) -> None:
+    text = text.replace("SECRET", "iokocmvu8gr2syiim249o5bdbfn81c6g")
+    secret = text.strip().rpartition(" ")[2]
+    assert secret not in Redactor(b"k" * 32, betterleaks=False).text(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cache key iokocmvu8gr2syiim249o5bdbfn81c6g",
+        "cache key: 228929beebce5c88c5a0310d0007b39b",
+        "key 228929beebce5c88c5a0310d0007b39b",
+        "the key retry-policy-for-tokens-2024-11-28",
+    ],
+)
+def test_keys_of_caches_and_of_words_stay(text: str) -> None:
+    assert Redactor(b"k" * 32, betterleaks=False).text(text) == text

@@ -24,6 +24,7 @@ from understudy.ingest.trace import Message, PlainRenderer, Trace, TraceParent, 
 
 _ROLES = {"user": "user", "gemini": "assistant", "model": "assistant"}
 _SILENT = frozenset(("info", "error", "warning"))
+_INTERRUPTED = "[The previous response was interrupted before it completed.]"
 _MARKS = frozenset(("$set", "$rewindTo"))
 
 
@@ -105,6 +106,7 @@ class _GeminiSession:
         elif "$set" in record:
             self.meta(mapping(record["$set"]))
         elif "id" in record or "content" in record:
+            self.close_results(record)
             self.message(record)
         elif "sessionId" in record:
             self.meta(record)
@@ -177,6 +179,12 @@ class _GeminiSession:
         self.position[key] = len(self.shown)
         self.shown.append((key, self.builder.tip))
 
+    def close_results(self, prompt: dict[str, Any]) -> None:
+        """Add the text that the program sends as the model's between results without a response and a prompt."""
+        last = self.records[self.shown[-1][1]] if self.shown else {}
+        if prompt.get("type") == last.get("type") == "user" and _has_results(last) and not _has_results(prompt):
+            self.message({"type": "gemini", "content": [{"text": _INTERRUPTED}]})
+
     def checkpoint(self, contents: list[Any]) -> None:
         """Read a checkpoint: a conversation in the form in which it is sent to the model."""
         self.builder.trace.session_id = fingerprint(self.file.path, contents[:3])
@@ -202,6 +210,10 @@ def _is_copy(record: dict[str, Any]) -> bool:
     compression wrote: it has no model, and its calls are parts of its content.
     """
     return record.get("type") == "gemini" and "model" not in record and isinstance(record.get("content"), list)
+
+
+def _has_results(record: dict[str, Any]) -> bool:
+    return any("functionResponse" in mapping(part) for part in items(record.get("content")))
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
