@@ -5,13 +5,15 @@ They are fetched from their registries where they are missing, as `understudy se
 
 from __future__ import annotations
 
-import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from understudy.sandbox import process
 from understudy.sandbox.base import Sandboxes
+from understudy.sandbox.time_limit import TimeLimit
 from understudy.tasks.environment import TaskEnvironment
 
 from fakes.vllm import Hang, Refuse, Say
@@ -118,25 +120,22 @@ async def test_a_fault_that_stays_is_a_crash_and_says_why(rig: AgentRig) -> None
     assert run.file == BEFORE
 
 
-async def test_an_agent_that_is_stopped_keeps_its_work_and_its_logs(rig: AgentRig) -> None:
+async def test_an_agent_that_is_stopped_keeps_its_work_and_its_logs(
+    rig: AgentRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hang, timeout_s = Hang(), 300.0
-    loop = asyncio.get_running_loop()
-    clock = loop.time
 
-    async def pass_the_time() -> None:
-        """Put the loop's clock forward to the agent's limit once its model hangs."""
-        await hang.asked.wait()
-        await asyncio.sleep(1.0)
-        loop.time = lambda: clock() + timeout_s
+    def limit(seconds: float) -> TimeLimit:
+        """A limit whose time is over once the model hangs."""
+        return TimeLimit(seconds, clock=lambda: time.monotonic() + timeout_s * hang.asked.is_set())
 
-    passing = asyncio.create_task(pass_the_time())
+    monkeypatch.setattr(process, "TimeLimit", limit)
     run = await rig.run(
         Say(text="I mend.", tools=[rig.call("b", rig.tools.read(f"/workspace/{FILE}"))]),
         Say(text="I mend.", tools=[rig.call("c", rig.tools.edit(f"/workspace/{FILE}"))]),
         hang,
         timeout_s=timeout_s,
     )
-    await passing
     assert (run.result.outcome, run.result.exit_code) == ("timeout", None)
     assert run.file == AFTER
     assert any(name.startswith("session/") for name in run.result.logs)
