@@ -168,3 +168,44 @@ def test_qwen_code_sends_the_results_before_a_compression_that_ends_with_their_c
     assert (after.fidelity, after.notes) == ("exact", ())
     # If this prompt resumed the session, the result was not sent; the log does not tell.
     assert later.messages[2]["content"] == "1" and later.notes == ("resume_not_logged",)
+
+
+def test_a_prompt_before_which_qwen_code_compresses_follows_the_history(tmp_path: Path) -> None:
+    history = [{"role": "user", "parts": [{"text": "A summary."}]}, {"role": "model", "parts": [{"text": "Yes."}]}]
+    records: list[dict[str, object]] = [
+        {"type": "user", "message": {"parts": [{"text": "go"}]}},
+        {"type": "assistant", "message": {"parts": [{"text": "Gone."}]}},
+        {"type": "user", "message": {"parts": [{"text": "And then?"}]}},
+        {"type": "system", "subtype": "chat_compression", "systemPayload": {"compressedHistory": history}},
+        {"type": "assistant", "message": {"parts": [{"text": "Done."}]}},
+    ]
+    path = tmp_path / "chat.jsonl"
+    lines = [
+        {"uuid": f"u{at}", "parentUuid": f"u{at - 1}" if at else None, "provenance": "p"} | record
+        for at, record in enumerate(records)
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    state = only(path)[1][-1]
+    assert [message["content"] for message in state.messages] == ["A summary.", "Yes.", "And then?"]
+
+
+def test_pi_sends_a_result_for_each_call_that_was_interrupted(tmp_path: Path) -> None:
+    calls = [{"type": "toolCall", "id": f"c{at}", "name": "bash", "arguments": {}} for at in (1, 2)]
+    messages: list[dict[str, object]] = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": calls, "stopReason": "toolUse"},
+        {"role": "toolResult", "toolCallId": "c1", "content": [{"type": "text", "text": "1"}]},
+        {"role": "user", "content": "And then?"},
+        {"role": "assistant", "content": [{"type": "text", "text": "Done."}], "stopReason": "stop"},
+    ]
+    lines: list[dict[str, object]] = [{"type": "session", "id": "s", "timestamp": "2026", "cwd": "/work"}]
+    lines += [
+        {"type": "message", "id": f"m{at}", "parentId": f"m{at - 1}" if at else None, "message": message}
+        for at, message in enumerate(messages)
+    ]
+    path = tmp_path / "chat.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    state = only(path)[1][-1]
+    assert [message["content"] for message in state.messages if message["role"] != "system"] == [
+        "go", None, "1", "No result provided", "And then?",
+    ]  # fmt: skip

@@ -19,6 +19,8 @@ from understudy.ingest.trace import Message, Trace, text_of, tool_call
 
 _COMPACTED = "The conversation history before this point was compacted into the following summary:\n\n<summary>\n"
 _BRANCH = "The following is a summary of a branch that this conversation came back from:\n\n<summary>\n"
+_NO_RESULT = "No result provided"
+_MOST_CALLS = 1_000  # of one response; a log with more is hostile
 _BROKEN = frozenset(("error", "aborted"))
 # Entries that are not shown to the model.
 _SILENT = frozenset(
@@ -113,6 +115,7 @@ class _PiSession:
             elif not (answer["content"] or answer.get("tool_calls")):
                 self.losses["empty_answer"] += 1
             else:
+                self.close_calls()
                 self.messages[own] = answer
                 self.builder.add_turn(own, [answer], model=string(message.get("model")), timestamp=timestamp)
         elif role == "toolResult":
@@ -140,8 +143,20 @@ class _PiSession:
     def show(self, own: str, message: Message) -> None:
         """Add a message unless it is empty."""
         if message["content"] or message["role"] == "tool":
+            if message["role"] == "user":
+                self.close_calls()
             self.messages[own] = message
             self.builder.add(message)
+
+    def close_calls(self) -> None:
+        """Add the results that the program sends for calls that an interruption left without one."""
+        nodes, at, answered = self.builder.trace.nodes, self.builder.tip, set[str]()
+        while at >= 0 and nodes[at].body["role"] == "tool" and len(answered) < _MOST_CALLS:
+            answered.add(nodes[at].body["tool_call_id"])
+            at = nodes[at].parent
+        for call in (nodes[at].body.get("tool_calls") or ()) if at >= 0 else ():
+            if call["id"] not in answered:
+                self.builder.add(result_message(call["id"], _NO_RESULT, is_error=True))
 
     def answer(self, parts: list[Any]) -> Message:
         """Return a response of the model as a message."""

@@ -78,11 +78,13 @@ def _is_compression(record: dict[str, Any]) -> bool:
 def _compress(builder: TraceBuilder, history: list[Any]) -> bool:
     """Apply a compression: the conversation becomes this history.
 
-    Returns whether earlier results had to be added, because the history ends with calls.
+    Returns whether earlier results had to be added, because the history ends with calls. A prompt that is not yet
+    answered is no part of the history either.
     """
     if not history or not builder.may_repeat():
         return False
     before = builder.tip
+    last = builder.trace.nodes[before].body[-1:] if before >= 0 else []
     builder.count_repeated(len(history))
     builder.continue_from()
     messages: list[Message] = []
@@ -101,6 +103,8 @@ def _compress(builder: TraceBuilder, history: list[Any]) -> bool:
         before = node.parent
     if results:
         builder.add(results[::-1])
+    elif last and last[0]["role"] == "user" and last != messages[-1:]:
+        builder.add(last)  # the prompt before which the conversation was compressed
     return bool(results)
 
 
