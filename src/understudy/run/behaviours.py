@@ -18,8 +18,8 @@ ORIGINAL_CONTENT, EDITED_CONTENT = "x = 1\n", "x = 2\n"
 NEW_FILE = "new.py"
 _PATH, _NEW_PATH = f"/workspace/{EDITED_FILE}", f"/workspace/{NEW_FILE}"
 _EDIT = Edit(EDITED_FILE, 1, (("-", ORIGINAL_CONTENT), ("+", EDITED_CONTENT)))
-_MANY = 25
-_FULL = 990_000
+_MANY_TURNS = 25
+_FULL_CONTEXT_TOKENS = 990_000
 """A reported length of a prompt, in tokens, after which agents compact by themselves."""
 
 Calls = Callable[[Toolset], tuple[ActionCall, ...]]
@@ -125,10 +125,10 @@ def _malformed(tools: Toolset) -> tuple[ActionCall, ...]:
     return (ActionCall(tools.shell, '{"command": "echo lost'),)
 
 
-_BREAKS = ("before its first event", "in its reasoning", "in its text", "in a tool call", "before its end")
+_BREAK_PLACES = ("before its first event", "in its reasoning", "in its text", "in a tool call", "before its end")
 """Where a stream breaks off, by the number of pieces before that."""
-_BROKEN = ScriptStep("I look.", _shell("echo lost"), reasoning="Let me see.")
-_INTERRUPTED = (ScriptStep("I mend.", _read), ScriptStep("", _edit), ScriptStep(hangs=True))
+_BROKEN_STEP = ScriptStep("I look.", _shell("echo lost"), reasoning="Let me see.")
+_INTERRUPTED_STEPS = (ScriptStep("I mend.", _read), ScriptStep("", _edit), ScriptStep(hangs=True))
 
 BEHAVIOURS = (
     Behaviour(
@@ -185,8 +185,8 @@ BEHAVIOURS = (
     ),
     Behaviour(
         name="many turns",
-        steps=tuple(ScriptStep(f"Turn {number}.", _shell(f"echo turn-{number}")) for number in range(_MANY)),
-        expected_results=tuple(f"turn-{number}" for number in range(_MANY)),
+        steps=tuple(ScriptStep(f"Turn {number}.", _shell(f"echo turn-{number}")) for number in range(_MANY_TURNS)),
+        expected_results=tuple(f"turn-{number}" for number in range(_MANY_TURNS)),
     ),
     Behaviour(
         name="malformed arguments", steps=(ScriptStep("", _malformed), ScriptStep("So.", _shell("echo so")))
@@ -212,12 +212,12 @@ BEHAVIOURS = (
         Behaviour(
             name=f"stream broken {where}",
             steps=(
-                structs.replace(_BROKEN, breaks_after=pieces),
+                structs.replace(_BROKEN_STEP, breaks_after=pieces),
                 ScriptStep("Again.", _shell("echo on")),
             ),
             expected_results=("on",),
         )
-        for pieces, where in enumerate(_BREAKS)
+        for pieces, where in enumerate(_BREAK_PLACES)
     ),
     Behaviour(
         name="context overflow",
@@ -234,7 +234,7 @@ BEHAVIOURS = (
         steps=(
             ScriptStep("I look.", _read),
             ScriptStep("", _edit),
-            ScriptStep("I list.", _long_output, prompt_tokens=_FULL),
+            ScriptStep("I list.", _long_output, prompt_tokens=_FULL_CONTEXT_TOKENS),
             ScriptStep("", _shell("echo on")),
         ),
         expected_results=("on",),
@@ -247,7 +247,7 @@ BEHAVIOURS = (
             ScriptStep("I look.", _read),
             ScriptStep("", _edit),
             ScriptStep("I list.", _long_output),
-            ScriptStep("It is mended.", prompt_tokens=_FULL),
+            ScriptStep("It is mended.", prompt_tokens=_FULL_CONTEXT_TOKENS),
         ),
         resumed=(ScriptStep("", _shell("echo on")),),
         expected_results=("on",),
@@ -266,14 +266,14 @@ BEHAVIOURS = (
     ),
     Behaviour(
         name="interruption",
-        steps=_INTERRUPTED,
+        steps=_INTERRUPTED_STEPS,
         accepted_outcomes=("crashed",),
         expected_results=(ORIGINAL_CONTENT.strip(), ""),
         file=EDITED_CONTENT,
     ),
     Behaviour(
         name="resume after an interruption",
-        steps=_INTERRUPTED,
+        steps=_INTERRUPTED_STEPS,
         resumed=(ScriptStep("I go on.", _shell("echo resumed")),),
         expected_results=(ORIGINAL_CONTENT.strip(), "", "resumed"),
         file=EDITED_CONTENT,
@@ -295,14 +295,16 @@ class AgentDifference(Struct, frozen=True, kw_only=True):
     may_rewrite_history: bool | None = None
 
 
-_NOT_RETRIED = {
+_STREAMS_NOT_RETRIED = {
     f"stream broken {where}": AgentDifference(accepted_outcomes=("crashed",), expected_results=())
-    for where in _BREAKS[1:]
+    for where in _BREAK_PLACES[1:]
 }
-"""Streams that are not asked for again. What breaks before its first event is a status, which is."""
+"""Of agents that do not request a broken stream again. One that breaks before its first event is an error
+response, which they retry.
+"""
 
-_LIMITED = {
-    **{f"stream broken {where}": AgentDifference(missing="it does not stream") for where in _BREAKS},
+_WITHOUT_STREAMS_OR_SESSIONS = {
+    **{f"stream broken {where}": AgentDifference(missing="it does not stream") for where in _BREAK_PLACES},
     "resume after an interruption": AgentDifference(missing="it is started anew for each run"),
     "compaction before a prompt": AgentDifference(missing="it is started anew for each run"),
     "subagent": AgentDifference(missing="it has none"),
@@ -329,7 +331,7 @@ DIFFERENCES: Mapping[str, Mapping[str, AgentDifference]] = {
         "compaction": AgentDifference(
             steps=(ScriptStep("I look.", _read), ScriptStep("", _edit), ScriptStep("It is mended.")),
             resumed=(
-                ScriptStep("I list.", _long_output, prompt_tokens=_FULL),
+                ScriptStep("I list.", _long_output, prompt_tokens=_FULL_CONTEXT_TOKENS),
                 ScriptStep("", _shell("echo on")),
             ),
         ),
@@ -342,7 +344,7 @@ DIFFERENCES: Mapping[str, Mapping[str, AgentDifference]] = {
         "subagent": AgentDifference(expected_results=("did not call 'complete_task'",), logs_differ=True),
     },
     "mini-swe-agent": {
-        **_LIMITED,
+        **_WITHOUT_STREAMS_OR_SESSIONS,
         "compaction": AgentDifference(missing="it has none"),
         # Its results are JSON, with escapes.
         "new file": AgentDifference(expected_results=("", "\\u00fc")),
@@ -358,17 +360,20 @@ DIFFERENCES: Mapping[str, Mapping[str, AgentDifference]] = {
             f"stream broken {where}": AgentDifference(
                 expected_results=("abort", "on"), logs_differ=True, may_rewrite_history=True
             )
-            for where in _BREAKS[3:]
+            for where in _BREAK_PLACES[3:]
         },
         # Its log is what it prints, which is neither what subagents are answered nor what the earlier run was.
         "subagent": AgentDifference(logs_differ=True),
         "resume after an interruption": AgentDifference(logs_differ=True),
         "compaction before a prompt": AgentDifference(logs_differ=True),
     },
-    "openhands": {**_LIMITED, "compaction": AgentDifference(missing="it compacts by the number of its events")},
-    "pi": {**_NOT_RETRIED, "subagent": AgentDifference(missing="it has none")},
+    "openhands": {
+        **_WITHOUT_STREAMS_OR_SESSIONS,
+        "compaction": AgentDifference(missing="it compacts by the number of its events"),
+    },
+    "pi": {**_STREAMS_NOT_RETRIED, "subagent": AgentDifference(missing="it has none")},
     "qwen-code": {
-        **_NOT_RETRIED,
+        **_STREAMS_NOT_RETRIED,
         # It puts its notes on skills and the date into the first message again, or leaves them out.
         "context overflow": AgentDifference(may_rewrite_history=True),
         "resume after an interruption": AgentDifference(may_rewrite_history=True),
