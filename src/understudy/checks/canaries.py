@@ -11,7 +11,8 @@ import ast
 import posixpath
 import re
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -160,6 +161,7 @@ def {failing[3]}():
 _FORMS: dict[Parser, str] = {django: _UNITTEST, sympy: _SYMPY}
 """The tests of ours, by what reads their runner's output; all other parsers read pytest's (`_pytest_form`)."""
 
+_STATEMENTS = (ast.stmt, ast.ExceptHandler, ast.match_case)  # what imports stand in
 _SHELL = re.compile(r"[|;&<>\n]")
 
 
@@ -200,24 +202,29 @@ def _canaries(token: str, path: str, command: str, form: str) -> Canaries:
 
 
 def _pytest_form(neighbours: Iterable[bytes]) -> str:
-    imported = {name for text in neighbours for name in _imports(text)}
+    imported = frozenset[str]().union(*map(_imported_runners, neighbours))
     form = _ASSERTS + (_WITH_PYTEST if "pytest" in imported else _WITHOUT_PYTEST)
     return form + (_WITH_UNITTEST if "unittest" in imported else _WITHOUT_UNITTEST)
 
 
-def _imports(text: bytes) -> Iterator[str]:
-    """Yield the top-level names of the modules that a file imports; nothing if this Python cannot parse
-    the file.
-    """
+@lru_cache(maxsize=64)  # all rollouts of a task are tested by the same files
+def _imported_runners(text: bytes) -> frozenset[str]:
+    """Return which of `pytest` and `unittest` a file imports; none if this Python cannot parse the file."""
+    if b"pytest" not in text and b"unittest" not in text:
+        return frozenset()
     try:
-        nodes = list(ast.walk(parse_module(text)))
+        left: list[ast.AST] = [parse_module(text)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    for node in nodes:
+        return frozenset()
+    names: set[str] = set()
+    while left:
+        node = left.pop()
         if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
+            names.update(alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
+            names.add(node.module.partition(".")[0])
+        left += (each for each in ast.iter_child_nodes(node) if isinstance(each, _STATEMENTS))
+    return frozenset(names & {"pytest", "unittest"})
 
 
 def canary_problem(canaries: Canaries, results: Mapping[str, Collection[str]]) -> str:

@@ -24,7 +24,7 @@ from understudy.checks.twin_neutral import by_own_names
 from understudy.checks.twin_run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, WrittenVersion
 from understudy.checks.twin_suite import outcomes_of, self_reporting
 from understudy.sandbox.base import Sandbox
-from understudy.sandbox.process import has_ended, process_stamp
+from understudy.sandbox.process import has_ended, own_stamp
 from understudy.types import ScriptChecks
 from understudy.util.files import make_readable
 
@@ -61,7 +61,7 @@ def placed_version(hidden: Path, version: WrittenVersion) -> Generator[Path]:
     for left in versions.glob(f"{_VERSION}*"):
         if has_ended(left.name.removeprefix(_VERSION).rpartition("-")[0]):
             shutil.rmtree(left, ignore_errors=True)  # another grader may be removing it
-    prefix = f"{_VERSION}{process_stamp(os.getpid())}-"
+    prefix = f"{_VERSION}{own_stamp()}-"
     with tempfile.TemporaryDirectory(dir=versions, prefix=prefix) as directory:
         home = Path(directory, "version")
         shutil.copytree(hidden.parent, home, symlinks=True, copy_function=os.link)

@@ -18,7 +18,7 @@ from pathlib import Path
 from understudy.checks.canaries import suite_files
 from understudy.checks.pytest_checks import deciding_files
 from understudy.types import PytestChecks, SuiteChecks, Task
-from understudy.util.files import try_lock
+from understudy.util.files import lock_now, open_lock
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 0.2
 
@@ -33,12 +33,13 @@ async def turn(task: Task, cache: Path) -> AsyncGenerator[None]:
     with ExitStack() as held:
         # In one order for all, so that no two wait for each other.
         for name in sorted(_lock_names(task)):
+            descriptor = open_lock(cache / "gradings" / name)
+            held.callback(os.close, descriptor)
             wait_s = _SHORTEST_WAIT_S
             # Polled, because a thread that waits for a lock could not be cancelled.
-            while (descriptor := try_lock(cache / "gradings" / name)) is None:
+            while not lock_now(descriptor):
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-            held.callback(os.close, descriptor)
         yield
 
 

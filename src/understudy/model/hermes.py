@@ -71,7 +71,7 @@ def decode_tokens(token_bytes: Sequence[bytes], ids: Iterable[int]) -> str:
         raise BackendError(
             f"invalid token id {wrong}; expected 0 to {size - 1}: encode with this model's tokenizer", status=400
         )
-    return b"".join([token_bytes[id_] for id_ in ids]).decode("utf-8", "replace")
+    return b"".join(map(token_bytes.__getitem__, ids)).decode("utf-8", "replace")
 
 
 def byte_level_bytes(vocabulary: Mapping[str, int], specials: Mapping[int, str]) -> list[bytes]:

@@ -22,6 +22,7 @@ from understudy.run.ray_cluster import RayOptions, connected
 from understudy.sandbox.base import load_sandboxes
 from understudy.tasks.environment import environment_for
 from understudy.types import ErrorInfo, Task, Verdict, info_of
+from understudy.util.garbage import collect_garbage_rarely
 from understudy.util.processes import raise_file_limit
 from understudy.util.text import visible_line
 
@@ -73,6 +74,7 @@ class RayGrader:
         async with self._opening:
             if self._grader is None:
                 raise_file_limit()
+                collect_garbage_rarely()
                 try:
                     sandboxes = await asyncio.to_thread(load_sandboxes, self._sandbox)
                     environment = await asyncio.to_thread(environment_for, sandboxes, cache_dir())

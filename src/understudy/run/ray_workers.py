@@ -24,6 +24,7 @@ from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.runs import Lease
 from understudy.types import ErrorInfo, info_of
+from understudy.util.garbage import collect_garbage_rarely
 from understudy.util.processes import raise_file_limit
 from understudy.util.text import visible_line
 
@@ -64,6 +65,7 @@ class RayWorker:
 
     async def _until_drained(self) -> ErrorInfo | None:
         raise_file_limit()
+        collect_garbage_rarely()
         try:
             with (
                 Store.open(StoreUrl(self._store_url), create=False) as store,

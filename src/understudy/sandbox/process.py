@@ -12,6 +12,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -63,6 +64,16 @@ def process_stamp(pid: int) -> str:
     return f"{Path('/proc/self/ns/pid').stat().st_ino}-{pid}-{_stat_fields(pid)[_STARTED]}"
 
 
+@lru_cache(maxsize=1)  # the kernel takes milliseconds to write the stat file of a process with many threads
+def _own_stamp(pid: int) -> str:
+    return process_stamp(pid)
+
+
+def own_stamp() -> str:
+    """Return the `process_stamp` of this process."""
+    return _own_stamp(os.getpid())
+
+
 _STARTED = 19
 """The position of the start time in the fields of `/proc/PID/stat` from the state on."""
 
@@ -76,7 +87,7 @@ def has_ended(stamp: str) -> bool:
     unknown.
     """
     namespace, _, rest = stamp.partition("-")
-    if namespace != process_stamp(os.getpid()).partition("-")[0]:
+    if namespace != own_stamp().partition("-")[0]:
         return False
     pid, _, started = rest.partition("-")
     try:
@@ -135,10 +146,12 @@ def seal_descriptors() -> None:
 
     An inherited directory descriptor would be a way out of every sandbox.
     """
-    for entry in list(Path("/proc/self/fd").iterdir()):
-        if int(entry.name) > 2:
+    with os.scandir("/proc/self/fd") as entries:
+        descriptors = [int(entry.name) for entry in entries]
+    for descriptor in descriptors:
+        if descriptor > 2:
             with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
-                os.set_inheritable(int(entry.name), False)
+                os.set_inheritable(descriptor, False)
 
 
 def kill_group(leader: int) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _READ_BYTES = 1 << 18
+_DEFAULT_HANDLING = frozenset(map(int, signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 
 
 class SpawnedProcess:
@@ -153,7 +154,7 @@ def spawn(
             file_actions=actions,
             setsid=True,
             setsigmask=(),
-            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+            setsigdef=_DEFAULT_HANDLING,
         )
         try:
             pidfd = os.pidfd_open(pid)

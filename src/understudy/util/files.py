@@ -92,32 +92,19 @@ def locked(path: Path, *, busy: str = "", remedy: str = _CACHE_REMEDY) -> Genera
     holder dies. Waits for another holder, unless `busy` says what to tell then.
     Raises ConfigError with `busy`, or with `remedy` when the file cannot be made.
     """
-    descriptor = _open_lock(path, remedy)
+    descriptor = open_lock(path, remedy)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
-        except BlockingIOError:
-            raise ConfigError(busy) from None
+        if not busy:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        elif not lock_now(descriptor):
+            raise ConfigError(busy)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def try_lock(path: Path) -> int | None:
-    """Return a descriptor that holds a lock as `locked` does until it is closed; None if another holder has it.
-
-    Raises ConfigError when the file cannot be made.
-    """
-    descriptor = _open_lock(path, _CACHE_REMEDY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _open_lock(path: Path, remedy: str) -> int:
+def open_lock(path: Path, remedy: str = _CACHE_REMEDY) -> int:
+    """Return a descriptor of a file to lock, which is created if it is missing. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -125,6 +112,15 @@ def _open_lock(path: Path, remedy: str) -> int:
         raise ConfigError(f"{path.parent}: is below a file or is one, expected a directory; {remedy}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be created: {error.strerror}; {remedy}") from error
+
+
+def lock_now(descriptor: int) -> bool:
+    """Lock an open file as `locked` does, until the descriptor is closed; return whether nobody else has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 _shared_locks: dict[Path, int] = {}

@@ -291,6 +291,11 @@ def test_the_canary_file_is_added_before_a_shell_pipe() -> None:
         ("from unittest import TestCase", {"unittest"}),
         ("import pytest\nTEXT = '\\nimport unittest\\n'\n", {"pytest"}),
         ("from . import unittest", set[str]()),
+        (
+            "def test():\n    try:\n        import pytest\n    except ImportError:\n        import unittest",
+            {"pytest", "unittest"},
+        ),
+        ("class A:\n    match 1:\n        case 1:\n            from unittest import mock", {"unittest"}),
         ("print 'of another Python'", set[str]()),
         ("", set[str]()),
     ],

@@ -13,6 +13,7 @@ import pytest
 from understudy.config import SANDBOX_UID
 from understudy.errors import SandboxError
 from understudy.sandbox.base import Completed, Mount, SandboxLimits, SandboxSpec
+from understudy.sandbox.local import files
 from understudy.sandbox.local.sandboxes import LocalSandbox, LocalSandboxes
 
 from support import until
@@ -468,3 +469,25 @@ def test_prepare_tree_does_not_follow_links(kind: LocalSandboxes, tmp_path: Path
     kind.prepare_tree(tree)
     assert {path.lstat().st_uid for path in (tree, *tree.rglob("*"))} == {SANDBOX_UID}
     assert {path.lstat().st_uid for path in (outside, *outside.rglob("*"))} == {0}
+
+
+async def test_the_first_files_of_a_sandbox_can_be_read_by_its_commands(sandbox: LocalSandbox) -> None:
+    done = await sandbox.run(
+        ["sh", "-c", "cat /etc/hosts; stat -c %a /etc/hosts /etc/passwd; id -un"], timeout_s=30
+    )
+    assert done.stdout.decode().splitlines() == ["127.0.0.1 localhost", "::1 localhost", "644", "644", "agent"]
+
+
+def test_the_first_files_of_a_sandbox_get_their_directories(tmp_path: Path) -> None:
+    root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        files.write_first(root, {"etc/deep/below/a": b"a", "etc/b": b"", "etc/c": b"c" * MIB})
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(SandboxError, match="cannot write /file/x in a new sandbox: Not a directory"):
+            files.write_first(root, {"file/x": b""})
+    finally:
+        os.close(root)
+    contents = {
+        str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.glob("etc/**/*") if path.is_file()
+    }
+    assert contents == {"etc/deep/below/a": b"a", "etc/b": b"", "etc/c": b"c" * MIB}

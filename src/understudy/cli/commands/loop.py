@@ -35,6 +35,7 @@ from understudy.train.metrics import parse_trackers
 from understudy.train.options import GRPOOptions
 from understudy.train.weights import check_model
 from understudy.types import Task
+from understudy.util.garbage import collect_garbage_rarely
 from understudy.util.processes import raise_file_limit
 from understudy.util.settings import option
 
@@ -109,6 +110,7 @@ def loop(settings: LoopSettings, json_: Json = False) -> None:
     runtime = msgspec.structs.replace(settings.runtime, trackers=parse_trackers(settings.track))
     settings = msgspec.structs.replace(settings, model=str(model_directory(settings.model)), runtime=runtime)
     raise_file_limit()
+    collect_garbage_rarely()
     collectors: list[RolloutCollector] = []
 
     def drain() -> bool:

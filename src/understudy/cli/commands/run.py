@@ -53,6 +53,7 @@ from understudy.store.turn_filters import sample_rank
 from understudy.tasks.load import load_tasks
 from understudy.tasks.records import LoadedTasks
 from understudy.types import Task
+from understudy.util.garbage import collect_garbage_rarely
 from understudy.util.processes import raise_file_limit
 from understudy.util.settings import option
 from understudy.util.text import visible_line
@@ -162,6 +163,7 @@ def run(settings: RunSettings, json_: Json = False) -> None:
         print_estimate(asyncio.run(_estimate(configs, settings)), json_)
         return
     raise_file_limit()
+    collect_garbage_rarely()
     summaries: list[RunSummary] = []
     for config in configs:
         spent = sum(summary.cost_usd for summary in summaries)

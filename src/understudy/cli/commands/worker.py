@@ -18,6 +18,7 @@ from understudy.run.worker import RunWorker
 from understudy.store import Store
 from understudy.store.address import parse_location
 from understudy.store.runs import Lease
+from understudy.util.garbage import collect_garbage_rarely
 from understudy.util.processes import raise_file_limit
 from understudy.util.settings import option
 
@@ -58,6 +59,7 @@ def worker(settings: WorkerSettings) -> None:
     --drain-timeout seconds; what is left then, or at a second signal, is requeued for other workers.
     """
     raise_file_limit()
+    collect_garbage_rarely()
     lease = Lease(worker_name(), settings.lease)
     with (
         Store.open(parse_location(settings.store), create=False) as store,

@@ -36,6 +36,7 @@ from understudy.gateway.server.http import ClientGone, HttpRequest, Receive, Sen
 from understudy.gateway.server.listen import Listener, unix_socket
 from understudy.store import Store
 from understudy.store.address import parse_location
+from understudy.util.garbage import collect_garbage_rarely
 from understudy.wire.errors import Fault
 
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"host"})
@@ -149,11 +150,6 @@ class ForwardingApp:
 READY = b"ready\n"
 """A worker writes this to stdout once it accepts requests, or else the error in one line."""
 
-GC_THRESHOLDS = (50_000, 20, 20)
-"""Requests have no reference cycles, and with Python's default thresholds searching for cycles takes a tenth of
-the time.
-"""
-
 
 class WorkerSpec(Struct, frozen=True, kw_only=True):
     """The settings of a worker, sent to its stdin as one JSON line. It stops when its stdin is closed.
@@ -224,7 +220,7 @@ async def _wait_for_end() -> None:
 
 def main() -> int:
     """Serve with the settings on stdin. Returns 0 at the end, and 2 if the worker cannot start."""
-    gc.set_threshold(*GC_THRESHOLDS)
+    collect_garbage_rarely()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # each connection takes a file descriptor, on either side
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -23,7 +23,7 @@ from docker.transport import unixconn
 from understudy.errors import ConfigError, SandboxError
 from understudy.sandbox.docker.seccomp import security_options
 from understudy.sandbox.network import drop_packets
-from understudy.sandbox.process import CommandOutput, has_ended, process_stamp
+from understudy.sandbox.process import CommandOutput, has_ended, own_stamp
 
 T = TypeVar("T")
 
@@ -242,7 +242,7 @@ def _boot_id() -> str:
 
 def owner_labels(what: str) -> dict[str, str]:
     """Return labels for a container that belongs to this process and must be removed when it has ended."""
-    return {LABEL: what, OWNER: f"{_boot_id()}/{process_stamp(os.getpid()).replace('-', '/')}"}
+    return {LABEL: what, OWNER: f"{_boot_id()}/{own_stamp().replace('-', '/')}"}
 
 
 def _is_dead(owner: str) -> bool:

@@ -11,7 +11,7 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import PurePosixPath
 
 from understudy.errors import SandboxError
@@ -125,6 +125,34 @@ def make_mount_point(root: int, path: str, *, directory: bool) -> None:
         make_directory(root, path, None)
     elif file_mode(root, path) is None:
         write(root, path, b"", 0o444, None)
+
+
+def write_first(root: int, contents: Mapping[str, bytes]) -> None:
+    """Write files, by their path below `root`, that everyone may read. Raises SandboxError.
+
+    Only before the sandbox has run a command: nothing there can be a link then, so this takes a third of the time
+    of `write`.
+    """
+    for path, data in contents.items():
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            try:
+                descriptor = os.open(path, flags, 0o644, dir_fd=root)
+            except FileNotFoundError:
+                _make_directory(root, PurePosixPath("/", path).parent)
+                descriptor = os.open(path, flags, 0o644, dir_fd=root)
+            try:
+                os.fchmod(descriptor, 0o644)
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise SandboxError(
+                f"cannot write /{path} in a new sandbox: {error.strerror}; check the free memory of this machine, "
+                "then run the same command again"
+            ) from error
 
 
 def write(root: int, path: str, data: bytes, mode: int, user: int | None) -> None:

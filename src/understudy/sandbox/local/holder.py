@@ -22,7 +22,7 @@ from pathlib import Path
 
 from understudy.errors import SandboxError, SandboxLost
 from understudy.sandbox.local.mounts import BOX, SYSTEM_PATH
-from understudy.sandbox.process import has_ended, kill_group, process_stamp, seal_descriptors
+from understudy.sandbox.process import has_ended, kill_group, own_stamp, seal_descriptors
 from understudy.sandbox.spawn import SpawnedProcess, spawn
 
 START_S = 60.0
@@ -83,7 +83,7 @@ def find_group_parent() -> Path | None:
 
 def reserve_group(parent: Path) -> Path:
     """Return a unique path for a new group, without creating it."""
-    return parent / f"{GROUP_PREFIX}-{process_stamp(os.getpid())}-{next(_numbers)}"
+    return parent / f"{GROUP_PREFIX}-{own_stamp()}-{next(_numbers)}"
 
 
 def create_group(group: Path, memory_bytes: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from understudy.errors import SandboxError
@@ -96,7 +97,8 @@ def check(spec: SandboxSpec) -> None:
                 )
 
 
-def _system() -> list[str]:
+@cache  # what a machine has does not change while a process runs, and each sandbox asks for it
+def _system() -> tuple[str, ...]:
     """Return arguments that mount this machine's programs and libraries read-only; links such as /bin stay links.
 
     The outer bubblewrap needs the programs too, so it gets links to those in BOX.
@@ -116,7 +118,7 @@ def _system() -> list[str]:
             for parent in reversed(PurePosixPath("/etc", name).parents[:-1]):
                 args += ["--dir", f"{BOX}{parent}"]
             args += ["--ro-bind", f"/etc/{name}", f"{BOX}/etc/{name}"]
-    return args
+    return tuple(args)
 
 
 def etc() -> dict[str, bytes]:

@@ -85,7 +85,7 @@ class _SandboxRun:
         # sandbox.
         self._proc = os.dup(proc)
         self.status = os.memfd_create("status")
-        self.options = _file_with(b"".join(os.fsencode(option) + b"\0" for option in options))
+        self.options = _file_with(os.fsencode("\0".join([*options, ""])))
         self.filter = _file_with(filter)
 
     @property
@@ -440,8 +440,7 @@ class LocalSandboxes(Sandboxes):
                 f"cannot change the owner of a sandbox's files to user {self.user}: {error}; check this "
                 "machine with `understudy doctor`"
             ) from error
-        for name, content in mounts.etc().items():
-            files.write(holder.box, f"/etc/{name}", content, 0o644, None)
+        files.write_first(holder.box, {f"etc/{name}": content for name, content in mounts.etc().items()})
 
     async def open(self, spec: SandboxSpec) -> LocalSandbox:
         """Open a sandbox. Raises SandboxError when the spec or this machine does not allow it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import platform
 import struct
+from functools import cache
 
 from understudy.sandbox.system_calls import DENIED_CALLS, DENIED_FAMILY, MEMORY_CALLS
 
@@ -59,7 +60,11 @@ def seccomp_filter(*, memory_files: bool) -> bytes:
     `DENIED_CALLS` says what each denied call returns. Without `memory_files`, `MEMORY_CALLS` fail with ENOSYS too.
     System calls of other architectures fail with ENOSYS, and AF_VSOCK sockets with EAFNOSUPPORT.
     """
-    machine = platform.machine()
+    return _filter_of(platform.machine(), memory_files)
+
+
+@cache  # every command in a sandbox needs one
+def _filter_of(machine: str, memory_files: bool) -> bytes:
     numbers = _NUMBERS[machine] | _SHARED
     denied = DENIED_CALLS if memory_files else DENIED_CALLS | dict.fromkeys(MEMORY_CALLS, errno.ENOSYS)
     answers = {numbers[name]: answer for name, answer in denied.items()}
