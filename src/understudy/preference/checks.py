@@ -64,7 +64,7 @@ DUPLICATE = "duplicates"
 NEAR_DUPLICATE = "near-duplicates"
 VOTED_DOWN = "doubted by votes"
 
-_SUFFIX = 2
+_LAST_MESSAGES = 2
 """How many messages at the end of a prompt make pairs with the same actions near-duplicates."""
 
 
@@ -143,14 +143,14 @@ class Checks:
 
     def _flaw(self, pair: Pair, location: Place) -> str | None:
         return (
-            _content(pair)
-            or _length(pair, self.limits)
+            _content_flaw(pair)
+            or _length_flaw(pair, self.limits)
             or (None if in_turns(pair.messages) else TEMPLATE)
-            or self._rendered(pair)
-            or self._repeated(pair, location)
+            or self._template_flaw(pair)
+            or self._duplicate_flaw(pair, location)
         )
 
-    def _rendered(self, pair: Pair) -> str | None:
+    def _template_flaw(self, pair: Pair) -> str | None:
         if self.template is None:
             return None
         tools = pair.tools or ()
@@ -165,10 +165,12 @@ class Checks:
                 return LONG_PROMPT
         return None
 
-    def _repeated(self, pair: Pair, location: Place) -> str | None:
+    def _duplicate_flaw(self, pair: Pair, location: Place) -> str | None:
         actions = [repr(effect_of(action, location).key) for action in (pair.chosen, pair.rejected)]
         whole = digest(["whole", *map(_plain, pair.messages), *actions])
-        near = digest(["near", *(stable(_plain(message)) for message in pair.messages[-_SUFFIX:]), *actions])
+        near = digest(
+            ["near", *(stable(_plain(message)) for message in pair.messages[-_LAST_MESSAGES:]), *actions]
+        )
         if whole in self._seen:
             return DUPLICATE
         if near in self._seen:
@@ -231,7 +233,7 @@ def length_of(messages: Sequence[Mapping[str, Any]]) -> int:
     return total
 
 
-def _content(pair: Pair) -> str | None:
+def _content_flaw(pair: Pair) -> str | None:
     for action in (pair.chosen, pair.rejected):
         if not action.tool_calls and not (action.content or "").strip():
             return EMPTY
@@ -240,7 +242,7 @@ def _content(pair: Pair) -> str | None:
     return None
 
 
-def _length(pair: Pair, limits: Limits) -> str | None:
+def _length_flaw(pair: Pair, limits: Limits) -> str | None:
     prompt = length_of(pair.messages)
     few, many = sorted(length_of([message_of(action)]) for action in (pair.chosen, pair.rejected))
     if prompt > limits.prompt_chars or (limits.chars is not None and prompt + many > limits.chars):

@@ -64,7 +64,7 @@ The groups come in an order that does not depend on their votes.
 """
 
 
-class _Voice(Struct, frozen=True):
+class _ProposalEffect(Struct, frozen=True):
     proposal: Proposal
     effect: ActionEffect
 
@@ -84,13 +84,13 @@ def consensus(
     best = max(len(group.supporters) for group in groups)
     winners = [group for group in groups if len(group.supporters) == best]
     if best >= minimum and len(winners) == 1:
-        return _agreed(winners[0], teachers, "tools" if winners[0].proposal.action.tool_calls else "text")
+        return _consensus_on(winners[0], teachers, "tools" if winners[0].proposal.action.tool_calls else "text")
     if judge is None or len(groups) < 2:
         return None
     chosen = judge(groups)
     if chosen is None or not 0 <= chosen < len(groups):
         return None
-    return _agreed(groups[chosen], teachers, "judge")
+    return _consensus_on(groups[chosen], teachers, "judge")
 
 
 def grouped(proposals: Sequence[Proposal], location: Place = NOWHERE) -> list[Group]:
@@ -98,7 +98,7 @@ def grouped(proposals: Sequence[Proposal], location: Place = NOWHERE) -> list[Gr
 
     Among groups of equal size, the one with the most similar members comes first.
     """
-    voices = [_Voice(each, effect_of(each.action, location)) for each in proposals]
+    voices = [_ProposalEffect(each, effect_of(each.action, location)) for each in proposals]
     voices = sorted((voice for voice in voices if not voice.effect.empty), key=_order)
     near = [
         frozenset(j for j, other in enumerate(voices) if i == j or same_effect(voice.effect, other.effect))
@@ -120,12 +120,14 @@ def grouped(proposals: Sequence[Proposal], location: Place = NOWHERE) -> list[Gr
     ]
 
 
-def _order(voice: _Voice) -> tuple[str, str, str, str]:
+def _order(voice: _ProposalEffect) -> tuple[str, str, str, str]:
     each = voice.proposal
     return (each.teacher, each.ask_id, each.model, repr((voice.effect.key, each.action)))
 
 
-def _weight(voices: Sequence[_Voice], centre: int, members: frozenset[int] | set[int]) -> tuple[int, int, float]:
+def _weight(
+    voices: Sequence[_ProposalEffect], centre: int, members: frozenset[int] | set[int]
+) -> tuple[int, int, float]:
     own = voices[centre].effect
     close = sum(similarity(own, voices[i].effect) for i in sorted(members)) if not own.doings else 0.0
     return (len({voices[i].proposal.teacher for i in members}), len(members), close)
@@ -145,12 +147,12 @@ def _votes(groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     return [tuple(each) for each in votes]
 
 
-def _agreed(group: Group, teachers: tuple[str, ...], by: Literal["tools", "text", "judge"]) -> Consensus:
+def _consensus_on(group: Group, teachers: tuple[str, ...], by: Literal["tools", "text", "judge"]) -> Consensus:
     own = [each for each in group.members if each.teacher in group.supporters] or [group.proposal]
-    stands = group.proposal if group.proposal in own else own[0]
+    representative = group.proposal if group.proposal in own else own[0]
     return Consensus(
-        action=stands.action,
-        teacher=stands.teacher,
+        action=representative.action,
+        teacher=representative.teacher,
         supporters=group.supporters,
         asked=teachers,
         by=by,

@@ -95,7 +95,7 @@ def digest(parts: Iterable[str]) -> bytes:
 
 
 _EXCERPT_LENGTH = 300
-_MOST = 8
+_MOST_SHOWN = 8
 
 Kind = Literal["nothing", "words or tools", "tools", "arguments", "words"]
 """How two actions differ.
@@ -144,13 +144,18 @@ def between(a: ActionEffect, b: ActionEffect) -> Difference | None:
     if not a.doings or not b.doings:
         kind = "nothing" if a.empty or b.empty else "words or tools"
         return Difference(
-            kind=kind, a=_done(a.doings) or _words_or_effects(a), b=_done(b.doings) or _words_or_effects(b)
+            kind=kind,
+            a=_shown_calls(a.doings) or _words_or_effects(a),
+            b=_shown_calls(b.doings) or _words_or_effects(b),
         )
-    only_a, only_b = _without(a.doings, b.doings), _without(b.doings, a.doings)
+    only_a, only_b = _unmatched(a.doings, b.doings), _unmatched(b.doings, a.doings)
     same_tools = Counter(each.name for each in only_a) == Counter(each.name for each in only_b)
     names = _changed(only_a[0], only_b[0]) if same_tools and len(only_a) == 1 else ()
     return Difference(
-        kind="arguments" if same_tools else "tools", a=_done(only_a), b=_done(only_b), arguments=names
+        kind="arguments" if same_tools else "tools",
+        a=_shown_calls(only_a),
+        b=_shown_calls(only_b),
+        arguments=names,
     )
 
 
@@ -159,11 +164,11 @@ def _changed(a: Doing, b: Doing) -> tuple[str, ...]:
         return ()
     first, second = (cast(dict[str, Any], each.arguments) for each in (a, b))
     changed = (key for key in first.keys() | second.keys() if first.get(key) != second.get(key))
-    return tuple(sorted(_short(key) for key in changed)[:_MOST])
+    return tuple(sorted(_short(key) for key in changed)[:_MOST_SHOWN])
 
 
-def _done(doings: Sequence[Doing]) -> tuple[str, ...]:
-    actions = [_short(f"{each.name} {_json(each.arguments)}") for each in doings[:_MOST]]
+def _shown_calls(doings: Sequence[Doing]) -> tuple[str, ...]:
+    actions = [_short(f"{each.name} {_json(each.arguments)}") for each in doings[:_MOST_SHOWN]]
     more = len(doings) - len(actions)
     return (*actions, f"and {more} more") if more > 0 else tuple(actions)
 
@@ -226,7 +231,7 @@ def effect_of(action: TurnAction, location: Place = NOWHERE) -> ActionEffect:
     if effects:
         return ActionEffect(effects, "", Counter())
     text = " ".join((action.content or "").split())
-    return ActionEffect((), text, _counted(text))
+    return ActionEffect((), text, _count_words(text))
 
 
 def same_effect(a: ActionEffect, b: ActionEffect) -> bool:
@@ -236,7 +241,7 @@ def same_effect(a: ActionEffect, b: ActionEffect) -> bool:
     if a.key == b.key:
         return True
     if a.doings and b.doings:
-        return _same_doings(a.doings, b.doings)
+        return _same_calls(a.doings, b.doings)
     return not (a.doings or b.doings or a.empty or b.empty) and similarity(a, b) >= SIMILAR
 
 
@@ -251,20 +256,20 @@ def similarity(a: ActionEffect, b: ActionEffect) -> float:
     return 2 * sum(min(count, many[word]) for word, count in few.items()) / total
 
 
-def _counted(text: str) -> Counter[tuple[str, ...]]:
+def _count_words(text: str) -> Counter[tuple[str, ...]]:
     tokens = _WORD.findall(text[:_LONGEST_ANSWER].casefold())[:MOST_WORDS]
     return Counter[tuple[str, ...]]([*((word,) for word in tokens), *pairwise(tokens)])
 
 
-def _same_doings(a: tuple[Doing, ...], b: tuple[Doing, ...]) -> bool:
+def _same_calls(a: tuple[Doing, ...], b: tuple[Doing, ...]) -> bool:
     """Return whether two sets of calls are equal; edits are compared by their effect."""
     if len(a) != len(b) or len(a) > _MOST_CALLS:
         return False
-    rest_a, rest_b = _without(a, b), _without(b, a)
-    return _matched(rest_a, rest_b) or _matched(rest_b, rest_a)
+    rest_a, rest_b = _unmatched(a, b), _unmatched(b, a)
+    return _all_match(rest_a, rest_b) or _all_match(rest_b, rest_a)
 
 
-def _without(some: Sequence[Doing], others: Sequence[Doing]) -> list[Doing]:
+def _unmatched(some: Sequence[Doing], others: Sequence[Doing]) -> list[Doing]:
     """Return the calls that are not among the others; a call that is made twice counts twice."""
     left = Counter(each.key for each in others)
     rest: list[Doing] = []
@@ -275,17 +280,17 @@ def _without(some: Sequence[Doing], others: Sequence[Doing]) -> list[Doing]:
     return rest
 
 
-def _matched(some: list[Doing], others: list[Doing]) -> bool:
+def _all_match(some: list[Doing], others: list[Doing]) -> bool:
     left = list(others)
     for each in some:
-        match = next((other for other in left if _same_effect(each, other)), None)
+        match = next((other for other in left if _same_edit(each, other)), None)
         if match is None:
             return False
         left.remove(match)
     return not left
 
 
-def _same_effect(a: Doing, b: Doing) -> bool:
+def _same_edit(a: Doing, b: Doing) -> bool:
     """Return whether two edits make the same change at the same place, one of them perhaps with more context
     lines.
     """

@@ -206,9 +206,9 @@ def _path(word: str) -> str | None:
 
 LONGEST = 1_000_000
 """The longest arguments, in characters, that are parsed; longer ones are compared as text."""
-_DEEPEST = 40
-_EXACT = 1 << 53  # integers up to this one are exact as floats
-_HALF = re.compile("[\ud800-\udfff]")
+_DEEPEST_NESTING = 40
+_LARGEST_EXACT_INTEGER = 1 << 53  # integers up to this one are exact as floats
+_UNPAIRED_SURROGATE = re.compile("[\ud800-\udfff]")
 _WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
 
 _value = msgspec.json.Decoder().decode
@@ -251,14 +251,16 @@ def of_name(name: Any, arguments: Any, location: Place = NOWHERE) -> Doing:
     read = _object(arguments)
     if read is None:
         text = unwrapped(arguments) if isinstance(arguments, str) else repr(arguments)
-        return _done(called, text, readable=False)
+        return _normalised_call(called, text, readable=False)
     tool = TOOLS.get(called)
     try:
         if called == "MultiEdit" and (single := _single_edit(read)) is not None:
             called, read, tool = "Edit", single, TOOLS["Edit"]
-        return _done(called, _plain(read) if tool is None else _known_arguments(read, tool, location))
+        return _normalised_call(
+            called, _normalised_value(read) if tool is None else _known_arguments(read, tool, location)
+        )
     except _TooDeepError:
-        return _done(called, str(arguments))
+        return _normalised_call(called, str(arguments))
 
 
 def doings(action: TurnAction, location: Place = NOWHERE) -> tuple[Doing, ...]:
@@ -268,16 +270,16 @@ def doings(action: TurnAction, location: Place = NOWHERE) -> tuple[Doing, ...]:
     it calls no other tool.
     """
     ordered = sorted((doing(call, location) for call in action.tool_calls), key=lambda each: each.key)
-    if not all(_traits(each).notes for each in ordered):
-        ordered = [each for each in ordered if not _traits(each).notes]
+    if not all(_known_tool(each).notes for each in ordered):
+        ordered = [each for each in ordered if not _known_tool(each).notes]
     distinct: list[Doing] = []
     for each in ordered:
-        if not (distinct and distinct[-1].key == each.key and _traits(each).reads):
+        if not (distinct and distinct[-1].key == each.key and _known_tool(each).reads):
             distinct.append(each)
     return tuple(distinct)
 
 
-def _traits(call: Doing) -> Known:
+def _known_tool(call: Doing) -> Known:
     return TOOLS.get(call.name, _UNKNOWN)
 
 
@@ -292,7 +294,7 @@ def lines(text: str) -> str:
     Unpaired surrogates, which cannot be encoded, are replaced.
     """
     if not text.isascii():
-        text = _HALF.sub("\ufffd", text)
+        text = _UNPAIRED_SURROGATE.sub("\ufffd", text)
     return "\n".join(line.rstrip() for line in text.replace("\r\n", "\n").split("\n")).rstrip("\n")
 
 
@@ -324,7 +326,7 @@ def _object(arguments: Any) -> dict[str, Any] | None:
     return _object(cast(dict[str, Any], value)) if isinstance(value, dict) else None
 
 
-def _done(name: str, arguments: Any, *, readable: bool = True) -> Doing:
+def _normalised_call(name: str, arguments: Any, *, readable: bool = True) -> Doing:
     try:
         key = canonical((name, arguments))
     except (ValueError, TypeError, OverflowError, RecursionError):
@@ -339,7 +341,7 @@ def _known_arguments(arguments: dict[str, Any], tool: Known, location: Place) ->
         key = tool.keys.get(name, name)
         if key in tool.idle or value is None:
             continue
-        clean = _of_kind(tool.kinds.get(key), _plain(value, without=tool.idle), location)
+        clean = _of_kind(tool.kinds.get(key), _normalised_value(value, without=tool.idle), location)
         if not any(clean == default and type(clean) is type(default) for default in tool.defaults.get(key, ())):
             normalised[key] = clean
     return normalised
@@ -360,21 +362,21 @@ def _of_kind(kind: Kind | None, value: Any, location: Place) -> Any:
     return canonical_command(value, location.cwd) if kind == "command" else value
 
 
-def _plain(value: Any, depth: int = 0, without: Collection[str] = ()) -> Any:
+def _normalised_value(value: Any, depth: int = 0, without: Collection[str] = ()) -> Any:
     """Return a JSON value in canonical form: integers instead of whole floats, keys with null removed, and no
     white space at the ends of lines.
     """
-    if depth > _DEEPEST:
+    if depth > _DEEPEST_NESTING:
         raise _TooDeepError
     if isinstance(value, str):
         return lines(value)
     if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) <= _EXACT else value
+        return int(value) if value.is_integer() and abs(value) <= _LARGEST_EXACT_INTEGER else value
     if isinstance(value, list):
-        return [_plain(item, depth + 1, without) for item in cast(list[Any], value)]
+        return [_normalised_value(item, depth + 1, without) for item in cast(list[Any], value)]
     if isinstance(value, dict):
         return {
-            key: _plain(item, depth + 1, without)
+            key: _normalised_value(item, depth + 1, without)
             for key, item in cast(dict[str, Any], value).items()
             if item is not None and key not in without
         }

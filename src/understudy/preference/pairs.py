@@ -45,10 +45,10 @@ FOREIGN = "with pseudonyms that the conversation does not have"
 above, it follows the words "teachers' answers".
 """
 
-_AT_ONCE = 2_000
+_STATES_PER_QUERY = 2_000
 
 
-class _Allowed(Struct, frozen=True):
+class _FamilyRules(Struct, frozen=True):
     """Which teachers a replay was allowed to ask: those of the family that wrote a turn, and those of unknown
     families.
     """
@@ -85,9 +85,11 @@ def replay_pairs(
         # raises ConfigError for a mistake in `where` itself, before our conditions are added to it
         store.sessions.select(where, limit=1)
     answered = store.asks.answered_states()
-    allowed = {replay.id: _allowed(replay) for replay in store.asks.replays()}
-    for start in range(0, len(answered), _AT_ONCE):
-        for trace in trace_store.traces(store.sessions, where=_chosen(answered[start : start + _AT_ONCE], where)):
+    allowed = {replay.id: _family_rules(replay) for replay in store.asks.replays()}
+    for start in range(0, len(answered), _STATES_PER_QUERY):
+        for trace in trace_store.traces(
+            store.sessions, where=_state_condition(answered[start : start + _STATES_PER_QUERY], where)
+        ):
             ids = [state_id(trace.trace_id, turn.message_id) for turn in trace.turns]
             names = _names(trace)
             proposals_by_state = {
@@ -112,7 +114,7 @@ def replay_pairs(
 
 
 def _votes(
-    state: TraceState, candidates: list[Proposal], allowed: Mapping[str, _Allowed], tally: PairCounts
+    state: TraceState, candidates: list[Proposal], allowed: Mapping[str, _FamilyRules], tally: PairCounts
 ) -> tuple[list[Proposal], str | None]:
     """Return the proposals that have a vote, or the reason why the state gives no pair in any case."""
     own, votes = state.source_family, list[Proposal]()
@@ -124,7 +126,7 @@ def _votes(
             tally.answers[NO_FAMILY] += 1
         elif each.family is not None and each.family == own and not may.same:
             tally.answers[SAME_FAMILY] += 1
-        elif _foreign(state, each):
+        elif _has_unknown_pseudonym(state, each):
             tally.answers[FOREIGN] += 1
         else:
             votes.append(each)
@@ -140,13 +142,13 @@ def _names(trace: Trace) -> set[str]:
     return names_in(messages, chain(unlogged or (), *(shape.tools or () for shape in shapes)))
 
 
-def _allowed(replay: StoredReplay) -> _Allowed:
+def _family_rules(replay: StoredReplay) -> _FamilyRules:
     invocations: list[dict[str, Any]] = replay.config.get("invocations") or [{}]
     options: dict[str, Any] = invocations[-1].get("options") or {}
-    return _Allowed(bool(options.get("allow_same_family")), bool(options.get("allow_unknown_family")))
+    return _FamilyRules(bool(options.get("allow_same_family")), bool(options.get("allow_unknown_family")))
 
 
-def _foreign(state: TraceState, proposal: Proposal) -> bool:
+def _has_unknown_pseudonym(state: TraceState, proposal: Proposal) -> bool:
     """Return whether a proposal contains a pseudonym that does not occur in the conversation."""
     names = {match[0] for match in PSEUDONYM.finditer(_text(proposal.action))}
     if not names:
@@ -236,7 +238,7 @@ def _evidence(
     }
 
 
-def _chosen(state_ids: Sequence[str], where: str | None) -> str:
+def _state_condition(state_ids: Sequence[str], where: str | None) -> str:
     quoted = ", ".join("'" + each.replace("'", "''") + "'" for each in state_ids)
     of_replays = f"state_id IN ({quoted})"
     return of_replays if where is None else f"(\n{where}\n) AND {of_replays}"

@@ -23,11 +23,11 @@ from understudy.types import Call
 from understudy.wire.model import Block
 from understudy.wire.stored import read_response
 
-_CUT = frozenset({"length"})
-_REFUSED = frozenset({"content_filter"})
+_CUT_OFF_REASONS = frozenset({"length"})
+_WITHHELD_REASONS = frozenset({"content_filter"})
 _VALID_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _INVALID = re.compile(r"[^a-zA-Z0-9_-]+")
-_MADE_UP = re.compile(r".*_[0-9a-f]{8}")
+_SUBSTITUTE_NAME = re.compile(r".*_[0-9a-f]{8}")
 _NUMBER = re.compile(r"\s*(?:<choice>)?\s*(\d{1,4})\s*(?:</choice>)?\s*[.]?\s*")
 
 
@@ -117,9 +117,9 @@ def action_of(call: Call, sent: Mapping[str, str]) -> tuple[TurnAction | None, s
     blocks = read_response(call)
     if blocks is None:
         return None, "unreadable"
-    if call.finish_reason in _CUT:
+    if call.finish_reason in _CUT_OFF_REASONS:
         return None, "cut"
-    if call.finish_reason in _REFUSED:
+    if call.finish_reason in _WITHHELD_REASONS:
         return None, "withheld"
     action = action_in(blocks, sent)
     if not action.tool_calls and not (action.content or "").strip():
@@ -127,7 +127,7 @@ def action_of(call: Call, sent: Mapping[str, str]) -> tuple[TurnAction | None, s
     if unreadable(action):
         return None, "bad_arguments"
     names = {block.name for block in blocks if block.kind == "tool_use"}
-    lost = any(name not in sent and _MADE_UP.fullmatch(name) for name in names)
+    lost = any(name not in sent and _SUBSTITUTE_NAME.fullmatch(name) for name in names)
     return (None, "unknown_tool") if lost or not names <= _tools_of(call) else (action, "")
 
 
@@ -202,6 +202,6 @@ def choice(call: Call, count: int) -> int | None:
     blocks = read_response(call) or ()
     answer_text = "".join(block.text for block in blocks if block.kind == "text")
     number = _NUMBER.fullmatch(answer_text)
-    if number is None or call.finish_reason in _CUT or not 1 <= int(number[1]) <= count:
+    if number is None or call.finish_reason in _CUT_OFF_REASONS or not 1 <= int(number[1]) <= count:
         return None
     return int(number[1]) - 1

@@ -109,12 +109,12 @@ def rollout_pairs(
             if not 0 < solved < len(rollouts):
                 tally.notes["tasks all of whose rollouts ended alike"] += 1
                 continue
-            lines = [_line(store, member, location) for member in rollouts]
+            lines = [_compared_line(store, member, location) for member in rollouts]
             tally.compared += solved * (len(lines) - solved)
-            yield from _of_task(store, task, lines, location, redactor, most, checked, tally)
+            yield from _pairs_of_task(store, task, lines, location, redactor, most, checked, tally)
 
 
-def _of_task(
+def _pairs_of_task(
     store: Store,
     task: Task,
     lines: Sequence[_MainLine],
@@ -135,16 +135,20 @@ def _of_task(
             before = line.steps[depth].before if depth < len(line.steps) else b""
             by_prefix.setdefault(before, []).append(line)
         ended = by_prefix.pop(b"", [])
-        _count(tally, NOT_DIFFERENT, _opposed(ended, members) + _opposed(members, ended) - _opposed(ended, ended))
+        _count(
+            tally,
+            NOT_DIFFERENT,
+            _count_opposed(ended, members) + _count_opposed(members, ended) - _count_opposed(ended, ended),
+        )
         here = list(by_prefix.values())
         for number, group in enumerate(here):
             for other in here[number + 1 :]:
-                _count(tally, ENVIRONMENT, _opposed(group, other) + _opposed(other, group))
+                _count(tally, ENVIRONMENT, _count_opposed(group, other) + _count_opposed(other, group))
         for group in here:
             classes = _classes(group, depth)
             for better in classes:
                 for worse in classes:
-                    compared = 0 if better is worse else _opposed(better, worse)
+                    compared = 0 if better is worse else _count_opposed(better, worse)
                     if not compared:
                         continue
                     if any(line.solved for line in worse):
@@ -181,7 +185,7 @@ def _classes(lines: Sequence[_MainLine], depth: int) -> list[list[_MainLine]]:
     return classes
 
 
-def _opposed(better: Sequence[_MainLine], worse: Sequence[_MainLine]) -> int:
+def _count_opposed(better: Sequence[_MainLine], worse: Sequence[_MainLine]) -> int:
     """Return the number of pairs of a solved rollout in the first group and an unsolved one in the second."""
     return sum(line.solved for line in better) * sum(not line.solved for line in worse)
 
@@ -206,7 +210,7 @@ def _pair(
     bad = next(line for line in worse if not line.solved)
     if good is None:
         return CUT
-    node, other = (_main_line(store, line.graded)[depth] for line in (good, bad))
+    node, other = (_main_nodes(store, line.graded)[depth] for line in (good, bad))
     messages, actions = _messages(node), [action_in(each.answer or ()) for each in (node, other)]
     if redactor is not None:
         clean: dict[str, Any] = redactor.value(
@@ -258,14 +262,14 @@ def _evidence_of(line: _MainLine, depth: int) -> dict[str, Any]:
     }
 
 
-# --- the way of a rollout ------------------------------------------------------------------------------
+# --- the main line of a rollout ---------------------------------------------------------------------------
 
 
-def _line(store: Store, member: GradedRollout, location: Place) -> _MainLine:
+def _compared_line(store: Store, member: GradedRollout, location: Place) -> _MainLine:
     """Return the main line of an attempt, as far as it is compared."""
     steps: list[_Step] = []
     calls: list[str] = []
-    for node in _main_line(store, member):
+    for node in _main_nodes(store, member):
         fresh = node.conversation.blocks[node.fresh :]
         before = continuation_digest(fresh, calls) if steps else beginning_digest(node.conversation)
         action = action_in(node.answer or ())
@@ -276,13 +280,13 @@ def _line(store: Store, member: GradedRollout, location: Place) -> _MainLine:
     return _MainLine(member, tuple(steps))
 
 
-def _main_line(store: Store, member: GradedRollout) -> list[Node]:
+def _main_nodes(store: Store, member: GradedRollout) -> list[Node]:
     """Return the answered calls of the main session, each of which continues the one before.
 
     The line ends where the conversation was summarised or restarted.
     """
     nodes = build(store.calls.of_attempt(member.attempt.id)).nodes
-    node = next((each for each in nodes if _counts(each)), None)
+    node = next((each for each in nodes if _begins_main_line(each)), None)
     line: list[Node] = []
     while node is not None and node.answer is not None:
         line.append(node)
@@ -290,7 +294,7 @@ def _main_line(store: Store, member: GradedRollout) -> list[Node]:
     return line
 
 
-def _counts(node: Node) -> bool:
+def _begins_main_line(node: Node) -> bool:
     """Return whether a call begins the main line, which the session continued from."""
     aside = node.superseded or node.alternative
     return node.parent is None and node.role == "main" and not aside and node.answer is not None

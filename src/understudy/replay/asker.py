@@ -316,7 +316,7 @@ class Asker:
                 teacher_state.pause(tried, result.retry_after_s)
         if result is None:
             return None
-        self._end(ask, result, teacher_state)
+        self._count_result(ask, result, teacher_state)
         return result.call if result.next_step == "answered" else None
 
     async def _wait_for_slot(self, teacher_state: TeacherState) -> None:
@@ -413,7 +413,7 @@ class Asker:
                 "below a budget"
             )
 
-    def _end(self, ask: StoredAsk, result: AskOutcome, teacher_state: TeacherState) -> None:
+    def _count_result(self, ask: StoredAsk, result: AskOutcome, teacher_state: TeacherState) -> None:
         tally = teacher_state.counts
         teacher_state.record_end(result)
         if ask.kind == "teacher":

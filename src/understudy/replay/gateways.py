@@ -21,8 +21,8 @@ from understudy.replay.teachers import Teacher
 from understudy.store import Store
 from understudy.types import Call
 
-_BRANCH = {"anthropic": "x-claude-code-session-id"}
-_CHAT_BRANCH = "x-session-id"
+_SESSION_HEADERS = {"anthropic": "x-claude-code-session-id"}
+_CHAT_SESSION_HEADER = "x-session-id"
 
 
 class _AskSession(GatewaySession):
@@ -113,12 +113,16 @@ class TeacherConnection:
         self._keys = keys
         self._calls = calls
         self._client = client
-        self._branch = _BRANCH.get(teacher.config.backend, _CHAT_BRANCH)
+        self._session_header = _SESSION_HEADERS.get(teacher.config.backend, _CHAT_SESSION_HEADER)
 
     async def send(self, ask_id: str, path: str, body: bytes) -> AskReply:
         """Send a request once, on the branch of its ask. Raises StoreError when its call could not be stored."""
         with self._keys.issued() as key:
-            headers = {"authorization": f"Bearer {key}", "content-type": "application/json", self._branch: ask_id}
+            headers = {
+                "authorization": f"Bearer {key}",
+                "content-type": "application/json",
+                self._session_header: ask_id,
+            }
             try:
                 async with self._client.post(self._url + path, data=body, headers=headers) as response:
                     text = await response.read()

@@ -25,7 +25,7 @@ from understudy.store.sessions import StoredSize, TurnSelection
 from understudy.types import WORK_ROLES
 from understudy.util.settings import option
 
-_LIKELY_LEAST = 100
+_LEAST_ANSWER_TOKENS = 100
 LAYOUT_BYTES = 128
 """How many bytes longer a message may be in a request than in the store."""
 
@@ -205,7 +205,7 @@ def select(
             continue
         not_logged: ToolList | None = None
         for state in expand(trace):
-            chosen = _chosen(state.source_family, teachers, options, counts)
+            chosen = _teachers_to_ask(state.source_family, teachers, options, counts)
             if not chosen:
                 continue
             tools, source = state.tools, state.tools_source
@@ -232,7 +232,7 @@ def _sample(
         read.
         """
         return _role_is_asked(role, options, counts) and bool(
-            _chosen(model_family(model), teachers, options, counts)
+            _teachers_to_ask(model_family(model), teachers, options, counts)
         )
 
     sample = sessions.sample(askable, options.limit, options.seed, options.name)
@@ -247,7 +247,7 @@ def _role_is_asked(role: str, options: ReplaySettings, counts: SelectionCounts, 
     return role_counts
 
 
-def _chosen(
+def _teachers_to_ask(
     family: str | None, teachers: Teachers, options: ReplaySettings, counts: SelectionCounts
 ) -> tuple[Teacher, ...]:
     if family is None and not options.allow_unknown_family:
@@ -276,9 +276,9 @@ def ask_id(options: ReplaySettings, state_id: str, teacher: Teacher, number: int
     return hashlib.blake2b(encoded, digest_size=16, person=b"ask").hexdigest()
 
 
-def request_for(stated: TeachableState, teacher: Teacher) -> TeacherRequest:
+def request_for(teachable: TeachableState, teacher: Teacher) -> TeacherRequest:
     """Return the request that asks a teacher about a state."""
-    return build_request(teacher.config, stated.state.messages, stated.tools)
+    return build_request(teacher.config, teachable.state.messages, teachable.tools)
 
 
 class PlannedState(Struct, frozen=True):
@@ -305,7 +305,7 @@ def plan(
         if stored.model not in families:
             families[stored.model] = model_family(text_or_none(stored.model))
         family = families[stored.model]
-        if not (chosen := _chosen(family, teachers, options, counts)):
+        if not (chosen := _teachers_to_ask(family, teachers, options, counts)):
             continue
         counts.states += 1
         counts.families[family or "unknown"] += 1
@@ -366,7 +366,7 @@ def _stored_size(stored: StoredSize) -> TurnSize:
 
 
 def _add(share: TeacherShare, teacher: Teacher, size: TurnSize, asks: int) -> None:
-    completion = min(max(int(size.answer_chars / TOKEN_BYTES), _LIKELY_LEAST), teacher.config.max_tokens)
+    completion = min(max(int(size.answer_chars / TOKEN_BYTES), _LEAST_ANSWER_TOKENS), teacher.config.max_tokens)
     likely = size.prompt.likely_tokens
     share.prompt_tokens += likely * asks
     share.completion_tokens += completion * asks

@@ -50,13 +50,13 @@ from understudy.replay.teachers import Teacher, Teachers
 from understudy.store import Store
 from understudy.store.asks import AskKind, StoredAsk
 
-LONGEST = 60_000
+LONGEST_SESSION_CHARS = 60_000
 """How many characters a judge reads from the end of a conversation. A tenth as many are read from its beginning.
 """
-LONGEST_PART = 8_000
+LONGEST_PART_CHARS = 8_000
 """How many characters a judge reads of one message or proposal."""
 
-_MARKS = re.compile(r"<(?=\s*/?\s*(?:session|proposal)\b)", re.IGNORECASE)
+_QUESTION_TAGS = re.compile(r"<(?=\s*/?\s*(?:session|proposal)\b)", re.IGNORECASE)
 
 _QUESTION = """Below is what has happened so far in a session of a coding agent, then {count} proposals for its
 next step, in no particular order. Decide which proposal is the best: the one that brings the user's task forward
@@ -101,9 +101,9 @@ def question(messages: Sequence[Message], shown: Sequence[Proposal]) -> list[Mes
 def _session(messages: Sequence[Message]) -> str:
     parts = [_cut(_message(message)) for message in messages if message["role"] != "system"]
     text = "\n\n".join(parts)
-    if len(text) <= LONGEST:
+    if len(text) <= LONGEST_SESSION_CHARS:
         return text
-    return f"{text[: LONGEST // 10]}\n\n[…]\n\n{text[-LONGEST:]}"
+    return f"{text[: LONGEST_SESSION_CHARS // 10]}\n\n[…]\n\n{text[-LONGEST_SESSION_CHARS:]}"
 
 
 def _message(message: Message) -> str:
@@ -122,13 +122,13 @@ def _call(call: dict[str, Any]) -> str:
 
 def _cut(text: str) -> str:
     """Return a text as a part of the question, shortened if it is long; it cannot imitate the question's end."""
-    text = _MARKS.sub("‹", text)
-    if len(text) <= LONGEST_PART:
+    text = _QUESTION_TAGS.sub("‹", text)
+    if len(text) <= LONGEST_PART_CHARS:
         return text
-    return f"{text[: LONGEST_PART // 2]} […] {text[-LONGEST_PART // 2 :]}"
+    return f"{text[: LONGEST_PART_CHARS // 2]} […] {text[-LONGEST_PART_CHARS // 2 :]}"
 
 
-_INVOCATIONS = 100
+_MOST_INVOCATIONS = 100
 """How many invocations of a replay are recorded."""
 
 
@@ -151,7 +151,8 @@ class ReplaySummary(Struct, kw_only=True):
 
 OnEstimate = Callable[[SelectionCounts, dict[str, TeacherShare]], None]
 """Gets the estimate before anything is sent."""
-_AHEAD = 4
+_READ_AHEAD_FACTOR = 4
+"""How many states are read ahead for each request that may be in progress."""
 
 
 class Replay:
@@ -208,12 +209,12 @@ class Replay:
         """
         settled = {ask.id for ask in self._asks.of_replay(self._options.name) if self._settled(ask)}
         counts, shares, planned = plan(self._stored, self._teachers, self._options, settled)
-        for teacher_state in self._wanted(counts, shares):
+        for teacher_state in self._teachers_needed(counts, shares):
             secret_of(teacher_state.teacher.name, teacher_state.teacher.model)
         estimate(planned, self._stored, self._teachers, counts, shares)
         return counts, shares
 
-    def _wanted(self, selected: SelectionCounts, shares: dict[str, TeacherShare]) -> list[TeacherState]:
+    def _teachers_needed(self, selected: SelectionCounts, shares: dict[str, TeacherShare]) -> list[TeacherState]:
         """Return the teachers that have asks left, and the judge, which may be asked about any state."""
         wanted = [self._teacher_states[name] for name, share in shares.items() if share.asks > share.done]
         if self._judge is not None and selected.states:
@@ -268,26 +269,26 @@ class Replay:
         await self._record(selected, None)
         async with AsyncExitStack() as stack:
             keys, calls = AskKeys(attempt_id, sequence), AskCalls(self._store)
-            for teacher_state in self._wanted(selected, shares):
+            for teacher_state in self._teachers_needed(selected, shares):
                 try:
                     teacher_state.connection = await stack.enter_async_context(
                         connect(teacher_state.teacher, keys, calls)
                     )
                 except BackendError as error:
                     teacher_state.dismiss(str(error))
-            await self._all(reader)
+            await self._ask_about_all(reader)
         summary = self._summary(selected, shares)
         await self._record(selected, summary)
         return summary
 
     def _summary(self, selected: SelectionCounts, shares: dict[str, TeacherShare]) -> ReplaySummary:
-        tallies = {name: teacher_state.counts for name, teacher_state in self._teacher_states.items()}
-        ended = sum(tally.answered - tally.recovered + tally.failed for tally in tallies.values())
+        counts_by_teacher = {name: teacher_state.counts for name, teacher_state in self._teacher_states.items()}
+        ended = sum(tally.answered - tally.recovered + tally.failed for tally in counts_by_teacher.values())
         return ReplaySummary(
             replay=self._options.name,
             selected=selected,
             estimate=shares,
-            teachers=tallies,
+            teachers=counts_by_teacher,
             judge=None if self._judge is None else self._judge.counts,
             judged=self._judged,
             cost_usd=to_dollars(self._asker.budget.spent + self._asker.budget.held),
@@ -313,7 +314,7 @@ class Replay:
             "selected": msgspec.to_builtins(selected),
             "ended": None if summary is None else msgspec.to_builtins(summary),
         }
-        config = {"invocations": [*former, invocation][-_INVOCATIONS:]}
+        config = {"invocations": [*former, invocation][-_MOST_INVOCATIONS:]}
         await asyncio.wrap_future(self._asks.put_replay(self._options.name, config))
 
     async def _recover(self, attempt_id: str) -> None:
@@ -335,7 +336,7 @@ class Replay:
 
     # --- the states -------------------------------------------------------------------------------------
 
-    async def _all(self, reader: ThreadPoolExecutor) -> None:
+    async def _ask_about_all(self, reader: ThreadPoolExecutor) -> None:
         """Ask about all states, several at a time. Raises the first error of any of them.
 
         States are read in a thread, because redacting a long session takes time.
@@ -344,7 +345,7 @@ class Replay:
         tasks: set[asyncio.Task[None]] = set()
         faults: list[BaseException] = []
         states = self._select(self._sendable, SelectionCounts())
-        window = asyncio.Semaphore(max(_AHEAD * self._options.concurrency, 32))
+        window = asyncio.Semaphore(max(_READ_AHEAD_FACTOR * self._options.concurrency, 32))
 
         def ended(task: asyncio.Task[None]) -> None:
             tasks.discard(task)
@@ -355,11 +356,11 @@ class Replay:
 
         try:
             while not self._stopped.is_set():
-                stated = await loop.run_in_executor(reader, next, states, None)
+                teachable = await loop.run_in_executor(reader, next, states, None)
                 await window.acquire()
-                if stated is None or self._stopped.is_set():
+                if teachable is None or self._stopped.is_set():
                     break
-                task = asyncio.create_task(self._state(stated))
+                task = asyncio.create_task(self._ask_about(teachable))
                 tasks.add(task)
                 task.add_done_callback(ended)
             while tasks:
@@ -374,11 +375,11 @@ class Replay:
         if faults:
             raise faults[0]
 
-    async def _state(self, stated: TeachableState) -> None:
-        options, state = self._options, stated.state
+    async def _ask_about(self, teachable: TeachableState) -> None:
+        options, state = self._options, teachable.state
         ids = {
             ask_id(options, state.state_id, teacher, number): (teacher, number)
-            for teacher in stated.teachers
+            for teacher in teachable.teachers
             for number in range(options.samples)
         }
         stored_asks = self._asks.find(ids)
@@ -388,18 +389,18 @@ class Replay:
             if before is not None and self._settled(before):
                 self._note_settled(before)
             else:
-                ask = before or self._new(id_, state.state_id, "teacher", teacher, number)
-                to_ask.append((ask, lambda teacher=teacher: request_for(stated, teacher)))
+                ask = before or self._new_ask(id_, state.state_id, "teacher", teacher, number)
+                to_ask.append((ask, lambda teacher=teacher: request_for(teachable, teacher)))
         await _run_all(self._asker.ask(ask, make, self._teacher_states[ask.teacher]) for ask, make in to_ask)
         if self._judge is not None and not self._stopped.is_set():
-            await self._put_to_judge(stated, self._judge)
+            await self._ask_judge(teachable, self._judge)
 
     def _note_settled(self, ask: StoredAsk) -> None:
         tally = self._teacher_states[ask.teacher].counts
         tally.answered_before += ask.status == "answered"
         tally.refused_before += ask.status == "failed"
 
-    def _new(self, id_: str, state_id: str, kind: AskKind, teacher: Teacher, number: int) -> StoredAsk:
+    def _new_ask(self, id_: str, state_id: str, kind: AskKind, teacher: Teacher, number: int) -> StoredAsk:
         return StoredAsk(
             id=id_,
             replay_id=self._options.name,
@@ -413,13 +414,13 @@ class Replay:
             asked_at=time.time(),
         )
 
-    async def _put_to_judge(self, stated: TeachableState, teacher_state: TeacherState) -> None:
+    async def _ask_judge(self, teachable: TeachableState, teacher_state: TeacherState) -> None:
         """Show the proposals at a state to the judge, if the teachers do not agree."""
         judge = teacher_state.teacher
-        state_id, name = stated.state.state_id, self._options.name
-        names = names_in(stated.state.messages, stated.tools)
+        state_id, name = teachable.state.state_id, self._options.name
+        names = names_in(teachable.state.messages, teachable.tools)
         candidates = await asyncio.to_thread(proposals, self._store, state_id, replay=name, names=names)
-        by_ask = {proposal.ask_id: proposal for proposal in undecided(candidates, stated.state.project)}
+        by_ask = {proposal.ask_id: proposal for proposal in undecided(candidates, teachable.state.project)}
         if len(by_ask) < 2:
             return
         id_ = judge_ask_id(name, state_id, judge_name(judge.name, judge.config.model), list(by_ask))
@@ -427,8 +428,8 @@ class Replay:
         if stored_ask is not None and self._settled(stored_ask):
             return
         order = [by_ask[ask] for ask in shown_order(id_, list(by_ask))]
-        ask = stored_ask or self._new(id_, state_id, "judge", judge, 0)
-        messages = question(stated.state.messages, order)
+        ask = stored_ask or self._new_ask(id_, state_id, "judge", judge, 0)
+        messages = question(teachable.state.messages, order)
         call = await self._asker.ask(ask, lambda: build_request(judge.config, messages, None), teacher_state)
         if call is not None:
             self._judged["no choice" if choice(call, len(order)) is None else "chosen"] += 1

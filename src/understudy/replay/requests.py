@@ -27,14 +27,16 @@ from understudy.wire.layout import lay_out
 UNKNOWN_START = "[The beginning of this conversation is not known.]"
 """The first user message if a log begins with an answer, because the API requires one."""
 
-GO_ON = "Continue."
+CONTINUE_PROMPT = "Continue."
 """The user message after a state that ends with an answer, because providers refuse to continue from one."""
 
 LONGEST_ID = 40
-MILLIONTH = 1_000_000
-_NOT_LAST = ("assistant", "system")
-_ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
-_DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
+PRICED_TOKENS = 1_000_000
+"""Prices are in US dollars for this many tokens."""
+
+_ROLES_NOT_LAST = ("assistant", "system")
+_VALID_ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
+_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
 
 
 class TeacherRequest(Struct, frozen=True):
@@ -65,8 +67,8 @@ def _request(config: TeacherConfig, messages: list[Message], tools: list[dict[st
 
 
 def _answerable(messages: list[Message]) -> list[Message]:
-    if not messages or messages[-1]["role"] in _NOT_LAST:
-        messages.append({"role": "user", "content": GO_ON})
+    if not messages or messages[-1]["role"] in _ROLES_NOT_LAST:
+        messages.append({"role": "user", "content": CONTINUE_PROMPT})
     return messages
 
 
@@ -106,7 +108,7 @@ def _laid_out(body: ChatBody) -> list[Message]:
     conversation, _ = read_conversation(body)
     blocks = [
         structs.replace(
-            block, id=_id(block.id), name=sent_name(block.name) if block.kind == "tool_use" else block.name
+            block, id=_sent_id(block.id), name=sent_name(block.name) if block.kind == "tool_use" else block.name
         )
         for block in conversation.blocks
         if block.kind != "thinking"
@@ -197,7 +199,9 @@ class _AnthropicTurns:
             self._turns.append({"role": role, "content": blocks})
 
     def _new_id(self, offered: str) -> str:
-        chosen = offered if _ID.fullmatch(offered) and offered not in self._used else f"call_{len(self._used)}"
+        chosen = (
+            offered if _VALID_ID.fullmatch(offered) and offered not in self._used else f"call_{len(self._used)}"
+        )
         while chosen in self._used:
             chosen += "_"
         self._used.add(chosen)
@@ -221,7 +225,7 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
 
 def _image(part: dict[str, Any]) -> dict[str, Any]:
     url = str(part["image_url"].get("url"))
-    if data := _DATA.fullmatch(url):
+    if data := _DATA_URL.fullmatch(url):
         return {"type": "image", "source": {"type": "base64", "media_type": data[1], "data": data[2]}}
     if url.startswith(("http://", "https://")):
         return {"type": "image", "source": {"type": "url", "url": url}}
@@ -230,16 +234,16 @@ def _image(part: dict[str, Any]) -> dict[str, Any]:
 
 def worst_cost(price: Price, prompt_tokens: int, max_tokens: int) -> float:
     """Return the highest possible cost of a request in US dollars."""
-    dearest = max(price.input, price.cached or 0.0, price.cache_write or 0.0)
-    return (prompt_tokens * dearest + max_tokens * price.output) / MILLIONTH
+    highest_price = max(price.input, price.cached or 0.0, price.cache_write or 0.0)
+    return (prompt_tokens * highest_price + max_tokens * price.output) / PRICED_TOKENS
 
 
 def likely_cost(price: Price, prompt_tokens: int, completion_tokens: int) -> float:
     """Return the estimated cost of a request in US dollars, without cached tokens."""
-    return (prompt_tokens * price.input + completion_tokens * price.output) / MILLIONTH
+    return (prompt_tokens * price.input + completion_tokens * price.output) / PRICED_TOKENS
 
 
-def _id(id_: str) -> str:
+def _sent_id(id_: str) -> str:
     """Return the id to send for a tool call, shortened because OpenAI refuses long ones."""
     if len(id_) <= LONGEST_ID:
         return id_

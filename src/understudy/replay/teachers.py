@@ -24,9 +24,9 @@ JUDGE = "judge"
 
 _Above0 = Annotated[int, Meta(ge=1)]
 _NAME = re.compile(r"[\w.+-]{1,80}")
-_NO_MEMBER = re.compile(r"Object contains unknown field `(.*)`")
-_MODEL = "models.high."
-_OF_MODEL = ("backend", "model", "base_url", "api_key_env", "template_args", "price", "timeout_s")
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`")
+_GATEWAY_KEY_PREFIX = "models.high."
+_MODEL_FIELDS = ("backend", "model", "base_url", "api_key_env", "template_args", "price", "timeout_s")
 """The fields of a teacher that the gateway's configuration of a model has too."""
 
 
@@ -64,7 +64,7 @@ class Teacher(Struct, frozen=True, kw_only=True, dict=True):
         billed.
         """
         fields = structs.asdict(self.config)
-        return ModelConfig(**{name: fields[name] for name in _OF_MODEL}, resend=False)
+        return ModelConfig(**{name: fields[name] for name in _MODEL_FIELDS}, resend=False)
 
     @cached_property
     def price(self) -> Price | None:
@@ -148,7 +148,7 @@ def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
     try:
         check_config(GatewayConfig(models=ModelsConfig(high=teacher.model)))
     except ConfigError as error:
-        raise ConfigError(f"{path}: {key}.{str(error).removeprefix(_MODEL)}") from error
+        raise ConfigError(f"{path}: {key}.{str(error).removeprefix(_GATEWAY_KEY_PREFIX)}") from error
     for field_, price in msgspec.to_builtins(teacher.price or {}).items():
         if price is not None and not 0 <= price < 1e6:
             raise ConfigError(f"{path}: {key}.price.{field_}: invalid price {price}; give US dollars, 0 or more")
@@ -159,7 +159,7 @@ def _located(key: str, message: str) -> str:
     """Return a validation error as "key: what was expected"."""
     text, _, key_path = message.partition(" - at `$")
     key_path = key + key_path.rstrip("`")
-    if unknown := _NO_MEMBER.fullmatch(text):
+    if unknown := _UNKNOWN_FIELD.fullmatch(text):
         struct = Price if key_path.endswith("price") else TeacherConfig
         return f"{key_path}.{unknown[1]}: unknown key; expected one of {', '.join(struct.__struct_fields__)}"
     if key_path.endswith(".backend"):

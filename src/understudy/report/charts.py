@@ -11,7 +11,7 @@ from understudy.report.figures import Point, ReportFigures
 from understudy.train.loop.state import step_number
 from understudy.util.statistics import ConfidenceInterval, MeanEstimate
 
-_TRAINING = (
+_TRAINER_METRICS = (
     ("mismatch_mean", "Mismatch, mean", "behaviour against training log-probabilities of the same tokens"),
     ("mismatch_max", "Mismatch, greatest", "of any one token"),
     ("loss", "Loss", ""),
@@ -107,9 +107,9 @@ def training_charts(figures: ReportFigures) -> list[LineChart]:
     for step in figures.training:
         for name, value in step.values.items():
             values.setdefault(name, set()).add(value)
-    well_known = [row for row in _TRAINING if row[0] in values]
+    well_known = [row for row in _TRAINER_METRICS if row[0] in values]
     changing = {name for name, different in values.items() if len(different) > 1}
-    others = sorted(changing - {name for name, _, _ in _TRAINING} - _SHOWN_ELSEWHERE)[:_MAX_OTHERS]
+    others = sorted(changing - {name for name, _, _ in _TRAINER_METRICS} - _SHOWN_ELSEWHERE)[:_MAX_OTHERS]
     charts: list[LineChart] = []
     for name, title, caption in [*well_known, *((name, name, "") for name in others)]:
         dots = [

@@ -16,8 +16,8 @@ from understudy.store.address import StoreLocation
 from understudy.store.sqlite import FILE
 
 VIEW_INDEXES: Final = "view"
-_DEPTH: Final = 6
-_OF_A_LOOP: Final = ("steps", "evaluations")
+_DEEPEST: Final = 6
+_WAVE_DIRECTORIES: Final = ("steps", "evaluations")
 _SKIPPED: Final = frozenset({"node_modules", "__pycache__", "rollouts", "weights"})
 
 
@@ -49,7 +49,7 @@ def loop_around(directory: Path) -> Path | None:
     """Return the real path of the loop that a directory's step or evaluation belongs to; links are followed."""
     for path in (directory.absolute(), directory.resolve()):
         for inner in (path, *path.parents):
-            if inner.name in _OF_A_LOOP and is_loop(inner.parent):
+            if inner.name in _WAVE_DIRECTORIES and is_loop(inner.parent):
                 return inner.parent.resolve()
     return None
 
@@ -62,7 +62,7 @@ def _walk(directory: Path, depth: int, loop: Path | None) -> Iterator[StoreDirec
     elif _is_plain_file(directory / FILE):
         yield StoreDirectory(directory, False, loop)
         return
-    if depth >= _DEPTH:
+    if depth >= _DEEPEST:
         return
     try:
         inner = sorted(
@@ -75,7 +75,7 @@ def _walk(directory: Path, depth: int, loop: Path | None) -> Iterator[StoreDirec
     except OSError:
         return  # a directory that this user may not read is skipped
     for path in inner:
-        if not has_loop or path.name in _OF_A_LOOP:
+        if not has_loop or path.name in _WAVE_DIRECTORIES:
             yield from _walk(path, depth + 1, loop)
 
 

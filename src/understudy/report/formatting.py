@@ -9,13 +9,13 @@ from understudy.report.figures import MIN_TASKS, SIGNIFICANT, AgentRow, Headline
 from understudy.util.statistics import ConfidenceInterval
 
 NOTHING = "–"
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def percent(share: float) -> str:
     """Return a share as a percentage, with one decimal unless it is 0 or 100 %."""
-    return f"{_hundredth(share)}\u00a0%"
+    return f"{_percent_digits(share)}\u00a0%"
 
 
 def tick(share: float) -> str:
@@ -42,7 +42,7 @@ def number(value: float | None) -> str:
     if size >= 0.001:
         return f"{value:.3g}".replace("-", "−")
     digits, _, power = f"{value:.1e}".partition("e")
-    return f"{digits.removesuffix('.0')}·10{str(int(power)).translate(_RAISED)}".replace("-", "−")
+    return f"{digits.removesuffix('.0')}·10{str(int(power)).translate(_SUPERSCRIPTS)}".replace("-", "−")
 
 
 def moment(at: float) -> str:
@@ -59,7 +59,7 @@ def rate(interval: ConfidenceInterval | None) -> str:
 
 def interval_bounds(interval: ConfidenceInterval) -> str:
     """Return the bounds of an interval of shares as percentages."""
-    return f"{_hundredth(interval.low)}–{_hundredth(interval.high)}"
+    return f"{_percent_digits(interval.low)}–{_percent_digits(interval.high)}"
 
 
 def describe_judgement(figures: ReportFigures) -> tuple[str, Judgement]:
@@ -89,7 +89,7 @@ def sentence(figures: ReportFigures) -> str:
     """Return a sentence that says what the judgement is based on."""
     headline = figures.headline
     if headline is None:
-        return _each_agent(figures.agents) if figures.compares_many else _alone(figures)
+        return _each_agent(figures.agents) if figures.compares_many else _last_point(figures)
     first, last, difference = headline.before, headline.after, headline.difference
     assert first.solve_rate is not None and last.solve_rate is not None
     what = "held-out rollouts" if figures.kind == "loop" else "rollouts"
@@ -150,7 +150,7 @@ def _each_agent(rows: Sequence[AgentRow]) -> str:
     )
 
 
-def _alone(figures: ReportFigures) -> str:
+def _last_point(figures: ReportFigures) -> str:
     last = next((point for point in reversed(figures.points) if point.solve_rate), None)
     if last is None or last.solve_rate is None:
         if figures.kind == "training":
@@ -164,5 +164,5 @@ def _alone(figures: ReportFigures) -> str:
     return f"{text} {last.pending} are pending." if last.pending else text
 
 
-def _hundredth(share: float) -> str:
+def _percent_digits(share: float) -> str:
     return f"{100 * share:.0f}" if share in (0.0, 1.0) else f"{100 * share:.1f}"

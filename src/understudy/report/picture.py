@@ -13,8 +13,8 @@ from understudy.report.figures import ReportFigures
 from understudy.util.files import atomic_path
 from understudy.util.text import visible
 
-_MOODS = {"better": "#0a7d57", "worse": "#b3321f", "open": "#5d636d"}
-_MAIN, _SIDE, _SOFT, _LINE = "#2559c9", "#b07a1e", "#666b73", "#e3e1da"
+_JUDGEMENT_COLOURS = {"better": "#0a7d57", "worse": "#b3321f", "open": "#5d636d"}
+_MAIN_COLOUR, _SIDE_COLOUR, _SOFT_COLOUR, _GRID_COLOUR = "#2559c9", "#b07a1e", "#666b73", "#e3e1da"
 _MAX_BARS = 24
 
 
@@ -33,7 +33,7 @@ def draw(figures: ReportFigures, path: Path) -> None:
     tall = 7.6 if small else 5.2
     drawn: Any = Figure(figsize=(11.0, tall), dpi=140, facecolor="white")
     FigureCanvasAgg(drawn)
-    verdict, mood = formatting.describe_judgement(figures)
+    judgement_text, judgement = formatting.describe_judgement(figures)
     grid = drawn.add_gridspec(
         2 if small else 1,
         max(1, len(small)),
@@ -46,10 +46,13 @@ def draw(figures: ReportFigures, path: Path) -> None:
         wspace=0.3,
     )
     lines = [
-        (0.52, verdict, 21, _MOODS[mood], "bold"),
+        (0.52, judgement_text, 21, _JUDGEMENT_COLOURS[judgement], "bold"),
         (0.88, formatting.sentence(figures), 11, "#1b1d21", "normal"),
     ]
-    lines += [(1.14 + 0.2 * row, line, 9.5, _SOFT, "normal") for row, line in enumerate(_under(figures))]
+    lines += [
+        (1.14 + 0.2 * row, line, 9.5, _SOFT_COLOUR, "normal")
+        for row, line in enumerate(_lines_below_heading(figures))
+    ]
     for below, line, size, colour, weight in lines:
         place_in = {"x": 0.04, "y": 1 - below / tall, "fontsize": size, "fontweight": weight, "color": colour}
         drawn.text(s=_plain(line), parse_math=False, **place_in)
@@ -84,7 +87,7 @@ def _chosen(figures: ReportFigures) -> tuple[LineChart | ForestChart, list[LineC
 
 def _lines(axes: Any, chart: LineChart, *, small: bool = False) -> None:
     for series in chart.series:
-        colour, dash = (_MAIN, "-") if series.style == "main" else (_SIDE, "--")
+        colour, dash = (_MAIN_COLOUR, "-") if series.style == "main" else (_SIDE_COLOUR, "--")
         bounded = [(dot.x, dot.low, dot.high) for dot in series.dots if dot.low is not None]
         if bounded:
             x, low, high = zip(*bounded, strict=True)
@@ -109,16 +112,16 @@ def _lines(axes: Any, chart: LineChart, *, small: bool = False) -> None:
     if small:
         axes.yaxis.get_major_locator().set_params(nbins=4)
     else:
-        axes.set_xlabel(chart.x_name, fontsize=9, color=_SOFT)
+        axes.set_xlabel(chart.x_name, fontsize=9, color=_SOFT_COLOUR)
         if len(chart.series) > 1:
             axes.legend(frameon=False, fontsize=9, loc="best")
-    _calm(axes)
+    _style_axes(axes)
 
 
 def _forest(axes: Any, chart: ForestChart) -> None:
     bars = chart.bars[-_MAX_BARS:]
     for row, bar in enumerate(bars):
-        colour = _MAIN if bar.style == "main" else _SIDE
+        colour = _MAIN_COLOUR if bar.style == "main" else _SIDE_COLOUR
         axes.hlines(row, bar.rate.low, bar.rate.high, color=colour, alpha=0.4, lw=5)
         axes.plot([bar.rate.estimate], [row], "o", color=colour, markersize=9)
         value = _plain(formatting.rate(bar.rate))
@@ -128,12 +131,12 @@ def _forest(axes: Any, chart: ForestChart) -> None:
     axes.set_xlim(0, 1)
     axes.set_title(chart.title, fontsize=11, loc="left")
     axes.xaxis.set_major_formatter(_formatter(formatting.tick))
-    _calm(axes)
+    _style_axes(axes)
     box = axes.get_position()
     axes.set_position([0.2, box.y0, 0.62, box.height])
 
 
-def _under(figures: ReportFigures) -> list[str]:
+def _lines_below_heading(figures: ReportFigures) -> list[str]:
     """Return up to two lines below the heading: the title and the reasons for the judgement."""
     reasons = [line for _, line in formatting.reasons(figures.headline)] if figures.headline else []
     return ["  ·  ".join(line) for line in ([figures.title[:80], *reasons[:2]], reasons[2:]) if line]
@@ -144,13 +147,13 @@ def _formatter(show: Callable[[float], str]) -> Callable[[float, object], str]:
     return lambda value, _: show(value)
 
 
-def _calm(axes: Any) -> None:
+def _style_axes(axes: Any) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(_LINE)
-    axes.grid(True, color=_LINE, linewidth=0.8)
+    axes.spines["bottom"].set_color(_GRID_COLOUR)
+    axes.grid(True, color=_GRID_COLOUR, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelsize=9, labelcolor=_SOFT)
+    axes.tick_params(length=0, labelsize=9, labelcolor=_SOFT_COLOUR)
 
 
 def _plain(text: str) -> str:

@@ -13,20 +13,20 @@ from understudy.report.figures import AgentRow, Point, ReportFigures
 from understudy.report.runs import gain
 from understudy.util.text import visible
 
-_MOODS = {"better": "bold green", "worse": "bold red", "open": "bold yellow"}
-_MOST = 24
+_JUDGEMENT_STYLES = {"better": "bold green", "worse": "bold red", "open": "bold yellow"}
+_MOST_POINTS = 24
 _SPARKS = "▁▂▃▄▅▆▇█"
-_PLOT = 40
+_PLOT_COLUMNS = 40
 
 
-def terminal(figures: ReportFigures, *, width: int = _PLOT) -> RenderableType:
+def terminal(figures: ReportFigures, *, width: int = _PLOT_COLUMNS) -> RenderableType:
     """Return what rich prints. No text in it is interpreted as markup or as a control sequence. `width` is that of
     the plot, in columns.
     """
-    verdict, mood = formatting.describe_judgement(figures)
+    judgement_text, judgement = formatting.describe_judgement(figures)
     parts: list[RenderableType] = [
         Text(_plain(figures.title), style="bold"),
-        Text(_plain(verdict), style=_MOODS[mood]),
+        Text(_plain(judgement_text), style=_JUDGEMENT_STYLES[judgement]),
         Text(_plain(formatting.sentence(figures))),
     ]
     if figures.headline is not None:
@@ -57,9 +57,11 @@ def _plot(title: str, points: Sequence[Point], width: int, style: str) -> Table:
     table.add_column("solve rate", no_wrap=True, justify="right")
     table.add_column("95 %", no_wrap=True)
     table.add_column("solved", no_wrap=True, justify="right")
-    plotted = points if len(points) <= _MOST else [*points[: _MOST // 2], *points[-_MOST // 2 :]]
+    plotted = (
+        points if len(points) <= _MOST_POINTS else [*points[: _MOST_POINTS // 2], *points[-_MOST_POINTS // 2 :]]
+    )
     for at, point in enumerate(plotted):
-        if len(plotted) < len(points) and at == _MOST // 2:
+        if len(plotted) < len(points) and at == _MOST_POINTS // 2:
             table.add_row(Text("⋮", style="dim"), "", "", "", "")
         assert point.solve_rate is not None
         table.add_row(

@@ -33,28 +33,28 @@ _AUXILIARY: dict[Position, re.Pattern[str]] = {where: pattern("auxiliary", where
 CONTINUED = pattern("continued", "question")
 """The text that agents put before the summary when they continue from it."""
 
-_SUMMARY_GIVEN = re.compile(r"\s*(?:<analysis>.*</analysis>)?\s*<summary>.*</summary>\s*", re.DOTALL)
+_SUMMARY_ANSWER = re.compile(r"\s*(?:<analysis>.*</analysis>)?\s*<summary>.*</summary>\s*", re.DOTALL)
 """An answer to Claude Code's request for a summary, which keeps only the text in the second tag."""
 
 QUOTED = 8
 """The minimum length, in characters, of a quoted text that shows that two chats without sessions belong together.
 """
 
-_REMEMBERED = 200
-_BEGINNING = 1000
+_MOST_QUOTABLE_TEXTS = 200
+_SYSTEM_PROMPT_CHARS = 1000
 
 
 def assign(nodes: Sequence[Node]) -> None:
     """Set the role of every node. `nodes` are in the order of their calls, with their parents set."""
     with_tools = {node.call.session_id for node in nodes if node.conversation.has_tools}
     questions = _questions(nodes)
-    inputs: deque[str] = deque(maxlen=_REMEMBERED)
+    inputs: deque[str] = deque(maxlen=_MOST_QUOTABLE_TEXTS)
     for node in nodes:
         if node.call.session_id is None:
             inputs += (value for value in _inputs(node) if len(value) >= QUOTED)
-        if _sums_up(node):
+        if _asks_for_summary(node):
             node.role = "compaction"
-        elif _is_beside(node, with_tools, (*questions, *inputs)):
+        elif _is_auxiliary(node, with_tools, (*questions, *inputs)):
             node.role = "auxiliary"
         elif node.parent is not None:
             node.role = node.parent.role
@@ -64,23 +64,23 @@ def assign(nodes: Sequence[Node]) -> None:
             node.role = "main"
 
 
-def goes_on(node: Node) -> bool:
+def continues_parent(node: Node) -> bool:
     """Return whether a node continues its parent's line; one that was forked off for a role of its own
     does not.
     """
     return node.parent is None or node.role == node.parent.role
 
 
-def _sums_up(node: Node) -> bool:
+def _asks_for_summary(node: Node) -> bool:
     """Return whether a node's last message asks for a summary of the conversation before it.
 
     Either the request's words show it, or its answer, or that its last `cache_control` mark stands before the
     request (`Conversation.cache_ends_early`).
     """
     prompt = _last_user_text(node)
-    if _is_worded(node, _COMPACTION):
+    if _has_wording(node, _COMPACTION):
         return True
-    if not prompt or not _has_history(node) or _is_worded(node, _AUXILIARY):
+    if not prompt or not _has_history(node) or _has_wording(node, _AUXILIARY):
         return False
     return node.conversation.cache_ends_early or (not node.children and _is_summary(node))
 
@@ -94,7 +94,7 @@ def _questions(nodes: Sequence[Node]) -> tuple[str, ...]:
         for block in node.conversation.blocks
         if block.role == "user" and block.kind == "text" and len(block.text) >= QUOTED
     )
-    return tuple(dict.fromkeys(texts))[:_REMEMBERED]
+    return tuple(dict.fromkeys(texts))[:_MOST_QUOTABLE_TEXTS]
 
 
 def _inputs(node: Node) -> Iterator[str]:
@@ -103,7 +103,7 @@ def _inputs(node: Node) -> Iterator[str]:
             yield from (value for value in block.inputs().values() if isinstance(value, str))
 
 
-def _is_beside(node: Node, with_tools: Collection[str | None], quotable: Collection[str]) -> bool:
+def _is_auxiliary(node: Node, with_tools: Collection[str | None], quotable: Collection[str]) -> bool:
     """Return whether a call is beside the work: a single question with at most one tool, or one that forks off a
     conversation.
 
@@ -111,7 +111,7 @@ def _is_beside(node: Node, with_tools: Collection[str | None], quotable: Collect
     share a key, so the question must quote something that is `quotable`.
     """
     conversation = node.conversation
-    if _is_worded(node, _AUXILIARY):
+    if _has_wording(node, _AUXILIARY):
         return True
     if _has_history(node):
         return _asks_for_a_form(node)
@@ -125,9 +125,9 @@ def _is_beside(node: Node, with_tools: Collection[str | None], quotable: Collect
     return any(text in question for text in quotable)
 
 
-def _is_worded(node: Node, habits: Mapping[Position, re.Pattern[str]]) -> bool:
+def _has_wording(node: Node, habits: Mapping[Position, re.Pattern[str]]) -> bool:
     """Return whether a request has the wording that agents use for a kind of request."""
-    if habits["instructions"].match(node.conversation.system[:_BEGINNING]):
+    if habits["instructions"].match(node.conversation.system[:_SYSTEM_PROMPT_CHARS]):
         return True
     texts = _last_user_text(node)
     if any(habits["question"].match(text) for text in texts):
@@ -167,5 +167,6 @@ def _is_summary(node: Node) -> bool:
     answer = node.answer or ()
     answer_text = "".join(block.text for block in answer if block.kind == "text")
     return (
-        not any(block.kind == "tool_use" for block in answer) and _SUMMARY_GIVEN.fullmatch(answer_text) is not None
+        not any(block.kind == "tool_use" for block in answer)
+        and _SUMMARY_ANSWER.fullmatch(answer_text) is not None
     )

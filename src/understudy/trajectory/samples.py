@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from understudy.store.tokens import begins_with
-from understudy.trajectory.roles import ROLES, Role, goes_on
+from understudy.trajectory.roles import ROLES, Role, continues_parent
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Call
 
@@ -40,7 +40,7 @@ rewritten": the agent sent the answer back changed. "retokenized": it sent the a
 rendered as other tokens.
 """
 
-_FORKED: dict[Role, Reason] = {"compaction": "compaction", "auxiliary": "auxiliary"}
+_FORK_REASONS: dict[Role, Reason] = {"compaction": "compaction", "auxiliary": "auxiliary"}
 NO_TOKENS = "no token ids"
 """Counted like a reason: an answered call without a segment, because the backend returned no token ids."""
 
@@ -174,7 +174,7 @@ def outline(trajectory: Trajectory, roles: Collection[Role] = ROLES) -> Outlined
         if not usable(node):
             left_out += node.call.status == "ok"
             continue
-        reason = _break(node)
+        reason = _break_reason(node)
         if reason is None and node.parent is not None:
             chains[node.call.id] = chain = chains.pop(node.parent.call.id)
             chain.append(node)
@@ -220,13 +220,13 @@ def usable(node: Node) -> bool:
     return call.status == "ok" and call.prompt_token_ids is not None and call.completion_token_ids is not None
 
 
-def _break(node: Node) -> Reason | None:
+def _break_reason(node: Node) -> Reason | None:
     """Return why `node` cannot be merged into its parent; None if it can."""
     parent = node.parent
     if parent is None:
         return node.origin
     if parent.heir is not node:
-        return "sibling" if goes_on(node) else _FORKED.get(node.role, "sibling")
+        return "sibling" if continues_parent(node) else _FORK_REASONS.get(node.role, "sibling")
     if not usable(parent):
         return "call before not usable"
     before, sampled, now = (

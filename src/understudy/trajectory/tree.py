@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from understudy.trajectory.roles import CONTINUED, QUOTED, Role, assign, goes_on
+from understudy.trajectory.roles import CONTINUED, QUOTED, Role, assign, continues_parent
 from understudy.types import Call
 from understudy.wire.arguments import comparable_arguments
 from understudy.wire.decoding import canonical
@@ -28,10 +28,10 @@ from understudy.wire.stored import read_request, read_response, sampled_calls, s
 Origin = Literal["first call", "retry", "sibling", "compaction", "tools or system changed", "history rewritten"]
 """Why a call has no parent. "sibling": another sample of a request that was made several times at once."""
 
-_WHOLE_LINES = 32
+_MOST_WHOLE_CALLS = 32
 """How many lines of calls, the most recently continued ones, are compared with the next call block by block."""
 
-_SUMMARY_WITHIN = 4
+_SUMMARY_BLOCKS = 4
 """How many of the first blocks are searched for the summary from which a conversation continues."""
 
 MAIN = "main"
@@ -116,7 +116,7 @@ class TreeBuilder:
     def __init__(self) -> None:
         self._sampled: dict[str, ToolCall] = {}
         self._answered: _Answered = defaultdict(list)
-        self._lines: dict[tuple[str | None, str | None], _Line] = defaultdict(_Line)
+        self._lines: dict[tuple[str | None, str | None], _AgentCalls] = defaultdict(_AgentCalls)
         self._entries: list[_Entry] = []
         self._whole: dict[tuple[str | None, str | None], _Entry] = {}
 
@@ -135,7 +135,7 @@ class TreeBuilder:
         self._entries.append(entry)
         line.add(entry)
         self._whole[name] = entry
-        if len(self._whole) > _WHOLE_LINES:
+        if len(self._whole) > _MOST_WHOLE_CALLS:
             self._whole.pop(next(iter(self._whole))).shorten()
         if entry.end:
             self._answered[call.agent_id, entry.end.loose].append(entry)
@@ -201,9 +201,9 @@ class _Entry:
         marks = [] if before is None else before.marks[:shared]
         if before is not None:
             before.shorten()
-        marks += _walk(marks[-1] if marks else _BEGIN, conversation.blocks[shared:])
+        marks += _marks_after(marks[-1] if marks else _BEGIN, conversation.blocks[shared:])
         last = marks[-1] if marks else None
-        end = _walk(last, answer)[-1] if last and answer else last if answer is not None else None
+        end = _marks_after(last, answer)[-1] if last and answer else last if answer is not None else None
         return cls(Node(call, conversation, answer, sampled=sampled), conversation.blocks, marks, end)
 
     def shorten(self) -> None:
@@ -227,7 +227,7 @@ _Answered = defaultdict[tuple[str | None, bytes], list[_Entry]]
 _BEGIN = _Mark()
 
 
-def _walk(mark: _Mark, blocks: Sequence[Block]) -> list[_Mark]:
+def _marks_after(mark: _Mark, blocks: Sequence[Block]) -> list[_Mark]:
     """Return the marks after each of the blocks."""
     marks: list[_Mark] = []
     for block in blocks:
@@ -284,7 +284,7 @@ def _attach(entry: _Entry, answered: _Answered) -> bool:
     return False
 
 
-class _Line:
+class _AgentCalls:
     """The calls of one agent in one session so far."""
 
     def __init__(self) -> None:
@@ -357,7 +357,7 @@ def _link_heads(nodes: Sequence[Node]) -> None:
 
 def _forks_off(node: Node) -> bool:
     """Return whether a call goes on with the work from a call that another one went on from before."""
-    return node.parent is not None and node.parent.children[0] is not node and goes_on(node)
+    return node.parent is not None and node.parent.children[0] is not node and continues_parent(node)
 
 
 def _may_continue(node: Node, summary: Node) -> bool:
@@ -373,7 +373,7 @@ def _quotes(node: Node, summary: Node) -> bool:
     OpenHands keeps the first of its events, and puts the summary in the place of those that it forgets.
     """
     text = "".join(block.text for block in summary.answer or () if block.kind == "text").strip()
-    beginning = node.conversation.blocks[node.fresh :][:_SUMMARY_WITHIN]
+    beginning = node.conversation.blocks[node.fresh :][:_SUMMARY_BLOCKS]
     return len(text) >= QUOTED and any(block.kind == "text" and text in block.text for block in beginning)
 
 
@@ -444,7 +444,7 @@ def _name_branches(nodes: Sequence[Node]) -> None:
     """
     for node in nodes:
         node.heir = min(
-            filter(goes_on, node.children),
+            filter(continues_parent, node.children),
             key=lambda n: (n.superseded, n.call.status != "ok", not n.children, _order(n.call)),
             default=None,
         )

@@ -29,7 +29,7 @@ from understudy.export.formats.trl import message_rows
 from understudy.export.parquet import ExportParquetWriter, JsonLinesWriter, json_bytes
 from understudy.export.push import plan_push
 from understudy.ingest.trace import RequestShape
-from understudy.preference.rollouts import _main_line as main_line  # pyright: ignore[reportPrivateUsage]
+from understudy.preference.rollouts import _main_nodes as main_line  # pyright: ignore[reportPrivateUsage]
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.train.groups import load_groups

@@ -24,7 +24,7 @@ from understudy.replay.asker import CostBudget, to_units
 from understudy.replay.plan import LAYOUT_BYTES
 from understudy.replay.replay import question
 from understudy.replay.requests import (
-    GO_ON,
+    CONTINUE_PROMPT,
     UNKNOWN_START,
     as_anthropic,
     build_request,
@@ -132,7 +132,7 @@ def test_a_teacher_is_shown_what_the_gateway_shows_a_model(last: int):
     messages = [message for message in EVERY_BLOCK[:last] if message["role"] != "tool" or last > 4]
     student = [{key: value for key, value in each.items() if key != "reasoning_content"} for each in messages]
     if messages[-1]["role"] == "assistant":
-        student.append({"role": "user", "content": GO_ON})
+        student.append({"role": "user", "content": CONTINUE_PROMPT})
     expected = laid_out(chat_request.read_request(msgspec.json.encode({"model": "m", "messages": student})))
     chat = build_request(TeacherConfig(backend="openai", model="m"), messages, None)
     parsed = OpenAIChat().parse(chat.body, GatewaySession("a", {}), Branch(None, None))
