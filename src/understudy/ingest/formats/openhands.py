@@ -12,6 +12,7 @@ The SDK's messages: a list in the form in which the SDK writes its `Message`, th
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -343,6 +344,21 @@ def _condense(view: EventView, arguments: dict[str, Any]) -> None:
 
 _V1_EVENT_FILE = re.compile(r"events/event-\d+-[^/]*\.json$")
 _STATE_FILE = "base_state.json"
+_COMMAND_RESULTS = ("TerminalObservation", "ExecuteBashObservation")
+_ERROR_HEADER = "[An error occurred during execution.]\n"
+_SHOWN_OUTPUT = 30_000
+"""How many characters of a command's output the model is shown at most, with the note that takes the place of the
+others.
+"""
+_CLIPPED = (
+    "<response clipped><NOTE>Due to the max output limit, only part of the full response has been shown to you."
+    "</NOTE>"
+)
+_CLIPPED_AND_SAVED = (
+    "<response clipped><NOTE>Due to the max output limit, only part of the full response has been shown to you. "
+    "The complete output has been saved to {path} - you can use other tools to view the full content (truncated "
+    "part starts around line {line}).</NOTE>"
+)
 # Internal events, of which the model is told nothing.
 _V1_SILENT = frozenset((
     "ConversationStateUpdateEvent", "CondensationRequest", "PauseEvent", "TokenEvent", "ConversationErrorEvent",
@@ -459,7 +475,38 @@ def _add_message(view: EventView, event: dict[str, Any], number: str, model: str
 def _v1_observation(event: dict[str, Any], losses: Counter[str]) -> Any:
     observation = mapping(event.get("observation"))
     parts = items(observation.get("content")) or [observation.get("content") or observation.get("output") or ""]
-    return content([*parts, *items(event.get("extended_content"))], losses)
+    if observation.get("kind") in _COMMAND_RESULTS and (metadata := mapping(observation.get("metadata"))):
+        text = "".join(each for part in parts if (each := _text(part)) is not None)
+        directory = string(observation.get("full_output_save_dir"))
+        parts = [_clipped(_command_output(text, metadata), directory)]
+    if observation.get("is_error") is True:
+        parts = [_ERROR_HEADER, *parts]
+    parts += items(event.get("extended_content"))
+    texts = [_text(part) for part in parts]
+    # Texts are sent as one, a line each, unless there is an image.
+    return content(parts, losses) if None in texts else "\n".join(text for text in texts if text is not None)
+
+
+def _text(part: Any) -> str | None:
+    return part if isinstance(part, str) else string(mapping(part).get("text"))
+
+
+def _clipped(text: str, directory: str | None) -> str:
+    """Return what the model is shown of a command's output: the beginning and the end of a long one.
+
+    `directory` is where the whole output is kept. The line that is named is the one after the beginning, as it
+    would be with the shorter note.
+    """
+    if len(text) <= _SHOWN_OUTPUT:
+        return text
+    note = _CLIPPED
+    head = (_SHOWN_OUTPUT - len(note) + 1) // 2
+    if directory is not None:
+        digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:8]
+        line = len(text[:head].splitlines()) + 1
+        note = _CLIPPED_AND_SAVED.format(path=f"{directory}/terminal_output_{digest}.txt", line=line)
+    head = min(head, _SHOWN_OUTPUT - len(note))
+    return text[:head] + note + text[len(text) - (_SHOWN_OUTPUT - len(note) - head) :]
 
 
 _RESULTS: dict[str | None, Callable[[dict[str, Any], Counter[str]], Any]] = {
