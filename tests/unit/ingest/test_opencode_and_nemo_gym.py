@@ -220,6 +220,35 @@ def test_opencode_continues_from_a_compaction_summary_and_notes_unlogged_reminde
     assert trace.losses == {"summary_left_out": 1}
 
 
+def test_opencode_keeps_the_last_messages_behind_a_compaction_summary(tmp_path: Path) -> None:
+    def compaction(start: str) -> dict[str, Any]:
+        part = {"type": "compaction", "auto": True, "tail_start_id": start}
+        return {"info": {"id": f"c_{start}", "role": "user", "sessionID": "ses_1"}, "parts": [part]}
+
+    summary = {"type": "text", "text": "We did one."}
+    messages = [
+        user("one"),
+        assistant(1, tool(1, "bash", status="completed", output="1"), finish="tool-calls"),
+        assistant(2, {"type": "text", "text": "first"}, finish="stop"),
+        compaction("msg_a2"),
+        assistant(3, summary, summary=True, finish="stop"),
+        user("two"),
+        assistant(4, {"type": "text", "text": "second"}, tool(2, "bash", status="completed", output="2")),
+        compaction("msg_two"),
+        assistant(5, summary, summary=True, finish="stop"),
+        user("three"),
+        assistant(6, {"type": "text", "text": "third"}, finish="stop"),
+    ]
+    (tmp_path / "x.json").write_text(json.dumps({**SESSION, "messages": messages}))
+    _, states = only(tmp_path / "x.json")
+    assert [state.student_action.content for state in states] == [None, "first", "second", "third"]
+    asked = "What did we do so far?"
+    assert [message["content"] for message in states[2].messages] == [asked, "We did one.\n\nfirst", "two"]
+    assert [message["content"] for message in states[3].messages] == [
+        asked, "We did one.", "two", "second", "2", "three",
+    ]  # fmt: skip
+
+
 PYTHON = {"type": "function", "name": "python", "parameters": {"type": "object"}, "strict": True}
 
 

@@ -7,7 +7,8 @@ The storage of earlier versions is a directory with a file for each session, mes
 
 A message has an `info` and `parts`. A response is what lies between two `step-start` parts, or the whole message
 if it has none. The parts of tool calls also hold their results. A compaction is a user message with a `compaction`
-part and the response with the summary; the conversation continues from these two.
+part and the response with the summary; the conversation continues from these two and, in newer versions, from the
+messages between the one with the part's `tail_start_id` and the compaction.
 """
 
 from __future__ import annotations
@@ -134,8 +135,11 @@ def _stored_session(
 
 def _add_messages(builder: TraceBuilder, messages: list[dict[str, Any]]) -> None:
     goes_on = False  # whether the model's turn continues
+    shown: dict[str, list[Message]] = {}
+    tail: list[Message] = []  # what a compaction keeps
     for at, raw in enumerate(messages):
         info, parts = mapping(raw.get("info")), [mapping(part) for part in items(raw.get("parts"))]
+        own = string(info.get("id")) or f"m{at}"
         if info.get("role") == "user":
             if goes_on or info.get("agent") == "plan":
                 # Reminders about plan mode, and around what is typed while the model works, are sent but not
@@ -143,14 +147,28 @@ def _add_messages(builder: TraceBuilder, messages: list[dict[str, Any]]) -> None
                 builder.fidelity, builder.notes = "repaired", ("reminders_not_logged",)
             if any(part.get("type") == "compaction" for part in parts) and builder.may_repeat():
                 builder.continue_from()
+                starts = [string(part.get("tail_start_id")) for part in parts if part.get("type") == "compaction"]
+                tail = _from(starts[-1], shown)
                 parts = [{"type": "text", "text": _COMPACTED}]
             if message_content := content(list(_visible_parts(parts, builder.losses)), builder.losses):
-                builder.add({"role": "user", "content": message_content})
+                shown[own] = [{"role": "user", "content": message_content}]
+                builder.add(shown[own][0])
         elif info.get("role") == "assistant":
-            _add_response(builder, info, parts, string(info.get("id")) or f"m{at}")
+            shown[own] = _add_response(builder, info, parts, own)
             goes_on = info.get("finish") == "tool-calls"
+            if info.get("summary") is True:
+                builder.count_repeated(len(tail))
+                for message in tail:
+                    builder.add(message)
+                tail = []
         else:
             builder.losses["not_a_message" if not info else "unknown_role"] += 1
+
+
+def _from(start: str | None, shown: dict[str, list[Message]]) -> list[Message]:
+    """Return what the model was shown of the messages from the one with the id `start` on."""
+    ids = list(shown)
+    return [message for id in ids[ids.index(start) :] for message in shown[id]] if start in shown else []
 
 
 def _visible_parts(parts: list[dict[str, Any]], losses: Counter[str]) -> Iterator[Any]:
@@ -181,8 +199,12 @@ def _steps(parts: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     yield step
 
 
-def _add_response(builder: TraceBuilder, info: dict[str, Any], parts: list[dict[str, Any]], own: str) -> None:
+def _add_response(
+    builder: TraceBuilder, info: dict[str, Any], parts: list[dict[str, Any]], own: str
+) -> list[Message]:
+    """Add the responses of a message and the results of their calls, and return them."""
     count = 0
+    added: list[Message] = []
     for step in _steps(parts):
         message, results = _response(step, builder.losses)
         if message is None:
@@ -201,6 +223,8 @@ def _add_response(builder: TraceBuilder, info: dict[str, Any], parts: list[dict[
             )
         for result in results:
             builder.add(result)
+        added += [message, *results]
+    return added
 
 
 def _response(step: list[dict[str, Any]], losses: Counter[str]) -> tuple[Message | None, list[Message]]:
