@@ -38,7 +38,7 @@ CHECKS = {
         test_patch=diff(HIDDEN, TREE),
         timeout_s=20,
     ),
-    "script": ScriptChecks(Files({"test.sh": TEST_SH}), timeout_s=5),
+    "script": ScriptChecks(Files({"test.sh": TEST_SH}), timeout_s=60),
 }
 CASES = [(kind, name) for kind in ("record", "suite") for name in IN_PLACE] + [("script", name) for name in SCRIPT]
 SAMPLE = CASES[::9]

@@ -197,7 +197,7 @@ class AskCounts(Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     dismissed: str | None = None
-    failure_messages: Counter[str] = field(default_factory=Counter[str])
+    failure_messages: Counter[str] = field(default_factory=Counter[str], name="why")
 
 
 class TeacherState:

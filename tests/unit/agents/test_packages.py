@@ -56,7 +56,7 @@ def test_an_agent_of_another_version_than_the_pinned_one_is_refused(
 
 
 def test_nothing_is_fetched_for_an_unknown_agent() -> None:
-    with pytest.raises(ConfigError, match=r"--agent nobody: .* give one of: claude-code, codex"):
+    with pytest.raises(ConfigError, match=r"'nobody' is no agent .* give one of: claude-code, codex"):
         install("nobody")
 
 

@@ -212,7 +212,7 @@ def test_groups_round_trip_through_a_file_and_invalid_files_are_refused(tmp_path
     write_groups(tmp_path / "groups", original)
     assert read_groups(tmp_path / "groups") == original
     (tmp_path / "groups").write_bytes(b"\xc1")
-    with pytest.raises(ConfigError, match="expected rollout groups, but the content is invalid"):
+    with pytest.raises(ConfigError, match="expected rollout groups, but this file of one step is damaged"):
         read_groups(tmp_path / "groups")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_groups(tmp_path / "none")

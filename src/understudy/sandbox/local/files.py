@@ -134,7 +134,7 @@ def write_first(root: int, contents: Mapping[str, bytes]) -> None:
     of `write`.
     """
     for path, data in contents.items():
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             try:
                 descriptor = os.open(path, flags, 0o644, dir_fd=root)

@@ -50,7 +50,7 @@ _MAX_FILES = 20
 _MAX_LINES = 600
 _SHOWN_CHECKS = 3
 _MAX_BODY_CHARACTERS = 4000
-_TEST_FILE = re.compile(r"(test_.*|.*_run_tests)\.py")
+_TEST_FILE = re.compile(r"(test_.*|.*_test)\.py")
 _TEST_PARTS = frozenset(("test", "tests", "testing"))
 _NO_CODE_PARTS = frozenset(("doc", "docs", "examples", "benchmarks"))
 _ROOT_SCRIPTS = frozenset(("setup.py", "noxfile.py", "fabfile.py", "tasks.py", "conftest.py"))
@@ -167,7 +167,7 @@ def _candidate(history: History, commit: Commit) -> _Candidate:
     tests = [change for change in changes if change.after and _is_test(change.path)]
     code = [change for change in changes if _is_code(change.path)]
     if not any(_TEST_FILE.fullmatch(posixpath.basename(change.path)) for change in tests):
-        raise TaskError("changes no test file; expected at least one named test_*.py or *_run_tests.py")
+        raise TaskError("changes no test file; expected at least one named test_*.py or *_test.py")
     if not any(change.path.endswith(".py") for change in code):
         raise TaskError("changes no code besides tests; expected at least one other .py file")
     if len(changes) > _MAX_FILES:
