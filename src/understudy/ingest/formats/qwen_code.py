@@ -84,7 +84,7 @@ def _compress(builder: TraceBuilder, history: list[Any]) -> bool:
     if not history or not builder.may_repeat():
         return False
     before = builder.tip
-    last = builder.trace.nodes[before].body[-1:] if before >= 0 else []
+    last: list[Message] = list(builder.trace.nodes[before].body[-1:]) if before >= 0 else []
     builder.count_repeated(len(history))
     builder.continue_from()
     messages: list[Message] = []
