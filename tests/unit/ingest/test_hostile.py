@@ -260,6 +260,16 @@ def test_thousands_of_compactions_do_not_exhaust_memory() -> None:
     assert len(trace.nodes) < 100_000 and trace.losses["compaction_left_out"] > 0
     assert trace.turns[-1].fidelity == "lossy"
 
+    def message_of(n: int, *parts: dict[str, Any]) -> dict[str, Any]:
+        return {"info": {"id": f"m{n}", "role": "user", "sessionID": "s"}, "parts": list(parts)}
+
+    # Compactions of OpenCode that keep all messages, without a summary behind which these would stand.
+    messages = [message_of(n, {"type": "text", "text": "x"}) for n in range(2000)]
+    messages += [message_of(n, {"type": "compaction", "tail_start_id": "m0"}) for n in range(2000, 4000)]
+    session = {"info": {"id": "s", "directory": "/w"}, "messages": messages}
+    (trace,) = read("opencode", {"x.json": json.dumps(session).encode()})
+    assert trace.losses["compaction_left_out"] > 1900
+
     def event(n: int, **more: Any) -> dict[str, Any]:
         return {"id": f"e{n}", "timestamp": "t", "source": "user", **more}
 

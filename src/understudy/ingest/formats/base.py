@@ -73,6 +73,8 @@ class LogFormat(ABC):
 _INSTANCE = re.compile(r"([\w.-]+?)__([\w.-]+?)(?:-\d+|\.[0-9a-f]{6,}(?:[._].*)?)")
 
 _LONGEST_INSTANCE = 200
+MOST_CALLS = 1_000
+"""How far back results of one response's calls are looked for; a log in which they are farther is hostile."""
 _MOST_REPEATED = 10  # limit on the messages that compactions repeat, per message of the log
 
 

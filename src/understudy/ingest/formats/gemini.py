@@ -101,7 +101,8 @@ class _GeminiSession:
         if "$rewindTo" in record:
             # An unknown message id takes everything back, as it does in the program itself.
             target = str(record["$rewindTo"])
-            self.cut(next((at for at, (key, _) in enumerate(self.shown) if key[0] == target), 0))
+            known = (self.position.get((target, kind)) for kind in _ROLES)
+            self.cut(min((at for at in known if at is not None), default=0))
             self.builder.tip = self.shown[-1][1] if self.shown else -1
         elif "$set" in record:
             self.meta(mapping(record["$set"]))

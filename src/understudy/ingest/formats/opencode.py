@@ -145,10 +145,11 @@ def _add_messages(builder: TraceBuilder, messages: list[dict[str, Any]]) -> None
                 # Reminders about plan mode, and around what is typed while the model works, are sent but not
                 # logged.
                 builder.fidelity, builder.notes = "repaired", ("reminders_not_logged",)
-            if any(part.get("type") == "compaction" for part in parts) and builder.may_repeat():
+            compaction = next((part for part in parts if part.get("type") == "compaction"), None)
+            if compaction is not None and builder.may_repeat():
                 builder.continue_from()
-                starts = [string(part.get("tail_start_id")) for part in parts if part.get("type") == "compaction"]
-                tail = _from(starts[-1], shown)
+                tail = _from(string(compaction.get("tail_start_id")), shown)
+                builder.count_repeated(len(tail))
                 parts = [{"type": "text", "text": _COMPACTED}]
             if message_content := content(list(_visible_parts(parts, builder.losses)), builder.losses):
                 shown[own] = [{"role": "user", "content": message_content}]
@@ -157,7 +158,6 @@ def _add_messages(builder: TraceBuilder, messages: list[dict[str, Any]]) -> None
             shown[own] = _add_response(builder, info, parts, own)
             goes_on = info.get("finish") == "tool-calls"
             if info.get("summary") is True:
-                builder.count_repeated(len(tail))
                 for message in tail:
                     builder.add(message)
                 tail = []

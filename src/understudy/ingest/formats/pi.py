@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from understudy.ingest.chat import content, response_message, result_message, thinking_text
-from understudy.ingest.formats.base import LogFormat, TraceBuilder
+from understudy.ingest.formats.base import MOST_CALLS, LogFormat, TraceBuilder
 from understudy.ingest.json_values import items, mapping, string
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import file_name, outline, read_records
@@ -20,7 +20,6 @@ from understudy.ingest.trace import Message, Trace, text_of, tool_call
 _COMPACTED = "The conversation history before this point was compacted into the following summary:\n\n<summary>\n"
 _BRANCH = "The following is a summary of a branch that this conversation came back from:\n\n<summary>\n"
 _NO_RESULT = "No result provided"
-_MOST_CALLS = 1_000  # of one response; a log with more is hostile
 _BROKEN = frozenset(("error", "aborted"))
 # Entries that are not shown to the model.
 _SILENT = frozenset(
@@ -151,7 +150,7 @@ class _PiSession:
     def close_calls(self) -> None:
         """Add the results that the program sends for calls that an interruption left without one."""
         nodes, at, answered = self.builder.trace.nodes, self.builder.tip, set[str]()
-        while at >= 0 and nodes[at].body["role"] == "tool" and len(answered) < _MOST_CALLS:
+        while at >= 0 and nodes[at].body["role"] == "tool" and len(answered) < MOST_CALLS:
             answered.add(nodes[at].body["tool_call_id"])
             at = nodes[at].parent
         for call in (nodes[at].body.get("tool_calls") or ()) if at >= 0 else ():
