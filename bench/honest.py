@@ -35,6 +35,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from understudy.checks.protection import protection_of
+from understudy.checks.twin_ids import deciding_tests
 from understudy.config import cache_dir
 from understudy.errors import UnderstudyError
 from understudy.grade.audit import audit
@@ -44,7 +46,7 @@ from understudy.sandbox.base import load_sandboxes
 from understudy.tasks.environment import environment_for
 from understudy.tasks.load import load_tasks
 from understudy.tasks.prepare import PreparedTask, prepare
-from understudy.types import Files, SuiteChecks, Task, Verdict
+from understudy.types import Files, PytestChecks, SuiteChecks, Task, Verdict
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -78,12 +80,23 @@ def variants(before: Mapping[str, str], after: Mapping[str, str | None]) -> Iter
     """Honest patches that do what the one from `before` to `after` does: the kind of each, and its text."""
     yield "as it is", diff(after, before)
     yield "with scratch files", diff({**after, **SCRATCH}, before)
+    together, applied = dict(after), 0
     for how in REWRITINGS:
-        written = {
-            path: text and _rewritten(path, text, before.get(path, ""), how) for path, text in after.items()
-        }
-        if any(written.values()):
-            yield how, diff({path: written[path] or text for path, text in after.items()}, before)
+        if written := _rewritten_files(after, before, how):
+            yield how, diff(written, before)
+        if more := _rewritten_files(together, before, how):
+            together, applied = more, applied + 1
+    if applied > 1:
+        yield "all rewritings", diff(together, before)
+        yield "all rewritings, with scratch files", diff({**together, **SCRATCH}, before)
+
+
+def _rewritten_files(
+    after: Mapping[str, str | None], before: Mapping[str, str], how: str
+) -> dict[str, str | None] | None:
+    """The files with those functions rewritten that the patch changes; None if that changes none of them."""
+    written = {path: text and _rewritten(path, text, before.get(path, ""), how) for path, text in after.items()}
+    return {path: written[path] or text for path, text in after.items()} if any(written.values()) else None
 
 
 def _rewritten(path: str, text: str, before: str, how: str) -> str | None:
@@ -247,9 +260,28 @@ async def run_grading(specs: list[str], half: str, jobs: int) -> list[Outcome]:
         except UnderstudyError as error:
             print(f"{task.instance_id} is left out: {error}", file=sys.stderr)
             continue
+        coverage(prepared)
         before, after = await asyncio.to_thread(_sides, prepared)
         await asyncio.gather(*(one(prepared, environment, *each) for each in variants(before, after)))
     return outcomes
+
+
+def coverage(prepared: PreparedTask) -> None:
+    """Print how many of a task's deciding tests have twins."""
+    checks, options = prepared.task.checks, prepared.options
+    if not isinstance(checks, PytestChecks | SuiteChecks):
+        return
+    deciding = [*checks.fail_to_pass, *checks.pass_to_pass]
+    nodes = deciding_tests(prepared.task, options).nodes
+    with_twins = sum(nodes.get(test) in options.twins for test in deciding)
+    partial = sum(nodes.get(test) in options.partial_twins for test in deciding)
+    level, reason = protection_of(prepared.task, options)
+    print(
+        f"twins {prepared.task.instance_id}: {len(deciding)} deciding tests, {with_twins} with twins, "
+        f"{partial} of these can be read or forced in part; {len(options.twin_inputs)} other inputs; "
+        f"{level} {reason}",
+        flush=True,
+    )
 
 
 def _sides(prepared: PreparedTask) -> tuple[dict[str, str], dict[str, str | None]]:

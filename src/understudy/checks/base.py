@@ -49,12 +49,15 @@ class OtherInputs(Struct, frozen=True):
     """Other inputs for the deciding tests, and what the gold patch answers (see `understudy.checks.twin_inputs`).
 
     `tests` has the sites whose answers differ from those to the tests' own inputs, and those that expect an
-    exception; `bits` is the binary logarithm of the number of guesses at the former in `fail_to_pass`.
+    exception; `bits` is the binary logarithm of the number of guesses at the former in `fail_to_pass`. `refused`
+    are the tests of `fail_to_pass` whose inputs the gold patch refuses by an exception, with their names in the
+    version.
     """
 
     changes: InputChanges
     tests: dict[str, TwinTest]
     bits: float
+    refused: dict[str, str] = {}
 
 
 class GradingOptions(Struct, frozen=True):

@@ -4,7 +4,8 @@ This file is mounted into sandboxes and run there by the task's own Python, so i
 but REPORTER, the path of `report_plugin.py`, and `twin_encoding.py` beside it. To the report's lines it adds
 `{"node", "site", "saw"}` for everything that a version (see `twins`) observes while a test runs. `saw` is
 `[kind, ...]`, in which values are written by `encode`. Expected values are not known here: code that forges an
-observation has to know them itself.
+observation has to know them itself. An exception that ends a test is reported as `{"node", "stopped"}`, with the
+names of its classes.
 
 In suites with their own command the version's files load this module (see `twin_suite`), and `record` and
 `running` take the place of pytest's reporter. Their Pythons may be as old as 3.6.
@@ -289,6 +290,12 @@ class block:  # lower case, because tests use it like a function
         return passed
 
 
+def stopped(kind: "type[BaseException]") -> None:
+    """Report which exception ended a test."""
+    if _write is not None:
+        _write(node=_node, stopped=[each.__name__ for each in kind.__mro__])
+
+
 def _text(error: BaseException) -> str:
     try:
         notes = getattr(error, "__notes__", ())  # pytest's `match` is also searched in an exception's notes
@@ -342,17 +349,24 @@ class running:  # lower case, because tests use it like a function
     def __exit__(self, *details: Any) -> None:
         global _node
         _report_rest()
+        if details[0] is not None:
+            stopped(details[0])
         _node = self._outer
         _write(test=self._name, passed=details[0] is None)
 
 
 class NodeTracker:
-    """A pytest plugin that knows which test is running."""
+    """A pytest plugin that knows which test is running, and reports what ends it early."""
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Note the test that starts."""
         global _node
         _node = nodeid
+
+    def pytest_runtest_makereport(self, call: Any) -> None:
+        """Report the exception that ended the test itself, not its fixtures. The report is made by others."""
+        if call.when == "call" and call.excinfo is not None:
+            stopped(call.excinfo.type)
 
     def pytest_runtest_logfinish(self) -> None:
         """Report the remaining observations of the ending test."""

@@ -5,6 +5,9 @@ it, or the code was told. So validation also runs versions with other inputs (se
 patch, and stores its answers where they differ from those to the tests' own inputs. Nothing names these, and they
 never enter a sandbox. A patch that gives the same answers computes them; one that gives hardly any of them answers
 only the tests' own inputs. That is no proof of forging, since a task may leave open what such inputs yield.
+
+Where an input has to be right in itself (a check digit, a date), most others are not, and the gold patch refuses
+them. Where the tests expect such an exception of some inputs, refusing others is an answer too.
 """
 
 from __future__ import annotations
@@ -38,6 +41,9 @@ from understudy.checks.twin_sites import TwinSite
 
 _MOST_ANSWER, _MOST_ANSWERS = 20_000, 2 << 20  # characters of one answer, and of all: validations are stored
 _GOLD_RUNS = 2
+_DRAWS = 3
+"""How many other inputs are tried at most while the gold patch refuses all those of some test."""
+
 _CONTRADICTED = 0.5
 ENOUGH_SHARED = 0.9
 """The share of the gold patch's answers to other inputs from which a patch counts as computing them."""
@@ -62,7 +68,8 @@ class InputAgreement(Struct, frozen=True):
     `answers` is the number of different answers that the tests to fix get from the gold patch, and `share` the
     mean share of their places where the patch gives them: 1 if it gives them wherever the gold patch does, and
     half if it always gives one of two. `confirmed` are the nodes of all deciding tests with a high share,
-    `contradicted` the functions of tests to fix with a low one over all their parameters, with it.
+    `contradicted` the functions of tests to fix with a low one over all their parameters, with it: of their
+    answers, or of the inputs that the gold patch refuses.
     """
 
     answers: int = 0
@@ -101,7 +108,11 @@ def judge_inputs(
     by_answer: dict[str, list[bool]] = {}
     by_node: dict[str, dict[str, list[bool]]] = {}
     by_function: dict[str, dict[str, list[bool]]] = {}
+    refused: dict[str, list[bool]] = {}
     for inputs, run in zip(options.twin_inputs, runs, strict=True):
+        for node, name in inputs.refused.items():
+            # Which exception it is does not matter: it depends on how the code is written.
+            refused.setdefault(_function(node), []).append(run is not None and name in run.stopped)
         for node, test in inputs.tests.items():
             seen = run.seen.get(test.name, {}) if run else {}
             for number, text in test.gold.items():
@@ -111,15 +122,21 @@ def judge_inputs(
                 by_node.setdefault(node, {}).setdefault(text, []).append(agrees)
                 if node in to_fix:
                     by_answer.setdefault(text, []).append(agrees)
-                    function = node.partition("[")[0]
-                    by_function.setdefault(function, {}).setdefault(text, []).append(agrees)
-    shares = {function: _share(answers) for function, answers in by_function.items()}
+                    by_function.setdefault(_function(node), {}).setdefault(text, []).append(agrees)
+    shares = {function: sum(each) / len(each) for function, each in refused.items()}
+    for function, of_answers in by_function.items():
+        shares[function] = min(_share(of_answers), shares.get(function, 1.0))
     return InputAgreement(
         len(by_answer),
         _share(by_answer),
         frozenset(node for node, answers in by_node.items() if _share(answers) >= ENOUGH_SHARED),
         {function: share for function, share in shares.items() if share < _CONTRADICTED},
     )
+
+
+def _function(node: str) -> str:
+    """Return a node without its parameters."""
+    return node.partition("[")[0]
 
 
 def _share(answers: Mapping[str, Sequence[bool]]) -> float:
@@ -136,16 +153,30 @@ async def learn_inputs(
     """Return the options with other inputs for a task's deciding tests, as far as there are any.
 
     First only numbers are changed, then words and the lengths of lists too, which more often yields what the gold
-    patch does not accept. `named` is the run with the gold patch and the tests' own values.
+    patch does not accept. Of several draws that one counts to which the gold patch answers in most tests. `named`
+    is the run with the gold patch and the tests' own values.
     """
     if not any(node in options.twins for node in tests.fail_to_pass):
         return options
     tokens, fixed = await asyncio.to_thread(_tokens, tests, references.code)
     choice = random.Random(secrets.randbits(64))
-    numbers = InputChanges(draw_tokens(filter(str.isdigit, tokens), fixed, choice))
-    both = InputChanges(draw_tokens(tokens, fixed, choice), secrets.randbits(32) | 1)
-    learned = [await _learn(tests, options, named, data, references, each) for each in (numbers, both)]
-    return replace(options, twin_inputs=tuple(each for each in learned if each.tests))
+    numbers = frozenset(filter(str.isdigit, tokens))
+    learned: list[OtherInputs] = []
+    for changed, shorter in ((numbers, False), (tokens, True)):
+        drawn: list[OtherInputs] = []
+        for _ in range(_DRAWS):
+            seed = secrets.randbits(32) | 1 if shorter else 0
+            changes = InputChanges(draw_tokens(changed, fixed, choice), seed)
+            drawn.append(await _learn(tests, options, named, data, references, changes))
+            if not _only_refused(drawn[-1]):
+                break
+        learned.append(max(drawn, key=lambda each: len(frozenset(map(_function, each.tests)))))
+    return replace(options, twin_inputs=tuple(each for each in learned if each.tests or each.refused))
+
+
+def _only_refused(inputs: OtherInputs) -> bool:
+    """Return whether there is a test of whose inputs the gold patch refuses all."""
+    return not {*map(_function, inputs.refused)} <= {*map(_function, inputs.tests)}
 
 
 async def _learn(
@@ -160,26 +191,27 @@ async def _learn(
 
     Each further run is made only if those before it show something.
     """
+    expected = _expected_exceptions(options, named)
 
     # Answers of tests that need no fix can only confirm these, which changes nothing where guesses pass.
     useful = {*tests.fail_to_pass, *(options.partial_twins if options.twin_bits >= ENOUGH_BITS else ())}
 
-    async def read(runs: _InputRuns) -> _Answers:
+    async def read(runs: _InputRuns) -> tuple[_Answers, dict[str, str]]:
         answers = await asyncio.to_thread(_answers, tests, options, runs)
-        return answers if answers.keys() & useful else {}
+        return answers if answers.keys() & useful else {}, _refused(tests, options, runs, expected)
 
     nothing = OtherInputs(changes, {}, 0.0)
     if not changes.tokens:
         return nothing
     version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, inputs=changes)
     gold, effortless = tuple(await references.solution(version)), tuple[VersionRun, ...]()
-    if gold and await read(_InputRuns(named, gold)):
+    if gold and any(await read(_InputRuns(named, gold))):
         again = await references.solution(replace(version, reseeded=True))
-        if again and await read(_InputRuns(named, (*gold, *again))):
+        if again and any(await read(_InputRuns(named, (*gold, *again)))):
             gold, effortless = (*gold, *again), tuple(await references.effortless(version))
     if len(gold) < _GOLD_RUNS:
         return nothing
-    answers = await read(_InputRuns(named, gold, effortless))
+    answers, refused = await read(_InputRuns(named, gold, effortless))
     clues = Clues(await asyncio.to_thread(readable_values, version, data), references.texts, references.sources)
     to_fix = [
         (site, seen)
@@ -193,7 +225,35 @@ async def _learn(
         for node, each in answers.items()
     }
     bits = secret_bits(((site, without_rest(seen)) for site, seen in to_fix), clues)
-    return OtherInputs(changes, kept, round(bits, 1))
+    return OtherInputs(changes, kept, round(bits, 1), refused)
+
+
+def _expected_exceptions(options: GradingOptions, named: VersionRun) -> frozenset[str]:
+    """Return the names of the exceptions that the gold patch raises where the deciding tests expect one."""
+    observed = (
+        json.loads(text)
+        for twin in options.twins.values()
+        for number, text in twin.gold.items()
+        if number in named.sites and named.sites[number].operation == "raises"
+    )
+    return frozenset(str(each[1][0]) for seen in observed for each in without_rest(seen) if each[1])
+
+
+def _refused(
+    tests: DecidingTests, options: GradingOptions, runs: _InputRuns, expected: frozenset[str]
+) -> dict[str, str]:
+    """Return the tests to fix that an expected exception ends in all runs of the gold patch, and in none without
+    it, by their names in the version.
+    """
+    names = names_in_version(runs.named, runs.gold[0])
+    return {
+        node: name
+        for node in tests.fail_to_pass
+        if node in options.twins
+        and (name := names.get(node, ""))
+        and all(expected.intersection(run.stopped.get(name, ())[:1]) for run in runs.gold)
+        and not any(name in run.stopped for run in runs.effortless)
+    }
 
 
 def _tokens(tests: DecidingTests, code: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:

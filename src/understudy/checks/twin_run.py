@@ -18,7 +18,13 @@ from pathlib import Path
 from msgspec import Struct
 
 from understudy.checks import twin_driver, twin_encoding
-from understudy.checks.base import GradingOptions, check_not_killed, output_tail, read_result_file
+from understudy.checks.base import (
+    GradingOptions,
+    check_not_killed,
+    output_tail,
+    read_result_file,
+    report_lines,
+)
 from understudy.checks.input_changes import InputChanges
 from understudy.checks.pytest_checks import PLUGIN_MOUNT, deciding_files, parse_outcomes
 from understudy.checks.twin_exposure import ReadableValues
@@ -70,7 +76,7 @@ class VersionRun(Struct, frozen=True):
     """The result of running a version: outcomes and observations by node id, in the tests' own names and order.
 
     `changed_files` are the version's files that had changed when it ended. There are no results for functions in
-    `emptied`.
+    `emptied`. `stopped` has the tests that an exception ended, with the names of its classes, its own first.
     """
 
     sites: dict[int, TwinSite]
@@ -81,6 +87,7 @@ class VersionRun(Struct, frozen=True):
     log: str
     changed_files: tuple[str, ...] = ()
     emptied: frozenset[str] = frozenset()
+    stopped: dict[str, tuple[str, ...]] = {}
 
 
 class References(Struct, frozen=True):
@@ -184,10 +191,32 @@ async def run_version(
     )
     check_not_killed(done)
     raw = await read_result_file(sandbox, report, REPORT_BYTES) or b""
-    outcomes, seen = await asyncio.to_thread(lambda: (parse_outcomes(raw)[0], load(raw)))
+    outcomes, seen, stopped = await asyncio.to_thread(
+        lambda: (parse_outcomes(raw)[0], load(raw), load_stopped(raw))
+    )
     outcomes, seen = by_own_names(outcomes, version.names), by_own_names(seen, version.names)
-    log, emptied = output_tail(done), version.emptied
-    return VersionRun(version.sites, outcomes, seen, done.exit_code, done.timed_out, log, emptied=emptied)
+    return VersionRun(
+        version.sites,
+        outcomes,
+        seen,
+        done.exit_code,
+        done.timed_out,
+        output_tail(done),
+        emptied=version.emptied,
+        stopped=by_own_names(stopped, version.names),
+    )
+
+
+def load_stopped(raw: bytes) -> dict[str, tuple[str, ...]]:
+    """Return the tests that an exception ended by the lines of a report, with the names of its classes."""
+    stopped: dict[str, tuple[str, ...]] = {}
+    for line in report_lines(raw, json.loads):
+        match line:
+            case {"node": str(node), "stopped": [str(), *_] as names}:
+                stopped[node] = tuple(map(str, names))
+            case _:
+                pass
+    return stopped
 
 
 # --- grading

@@ -21,7 +21,7 @@ from understudy.checks.here_documents import here_documents, with_texts
 from understudy.checks.script import REWARDS
 from understudy.checks.twin_judge import load
 from understudy.checks.twin_neutral import by_own_names
-from understudy.checks.twin_run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, WrittenVersion
+from understudy.checks.twin_run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, WrittenVersion, load_stopped
 from understudy.checks.twin_suite import outcomes_of, self_reporting
 from understudy.sandbox.base import Sandbox
 from understudy.sandbox.process import has_ended, own_stamp
@@ -85,8 +85,16 @@ async def run_script_version(sandbox: Sandbox, checks: ScriptChecks, version: Wr
     done = await sandbox.run(checks.command, timeout_s=checks.timeout_s, cwd=sandbox.workdir)
     check_not_killed(done)
     raw = await read_result_file(sandbox, _REPORT, REPORT_BYTES) or b""
-    outcomes, seen = await asyncio.to_thread(lambda: (outcomes_of(raw, {}, version.names), load(raw)))
-    seen = by_own_names(seen, version.names)
+    outcomes, seen, stopped = await asyncio.to_thread(
+        lambda: (outcomes_of(raw, {}, version.names), load(raw), load_stopped(raw))
+    )
     return VersionRun(
-        version.sites, outcomes, seen, done.exit_code, done.timed_out, output_tail(done), emptied=version.emptied
+        version.sites,
+        outcomes,
+        by_own_names(seen, version.names),
+        done.exit_code,
+        done.timed_out,
+        output_tail(done),
+        emptied=version.emptied,
+        stopped=by_own_names(stopped, version.names),
     )

@@ -20,7 +20,7 @@ from understudy.checks.suite import install_suite, run_command
 from understudy.checks.twin_ids import DecidingTests, functions_of_tests
 from understudy.checks.twin_judge import load
 from understudy.checks.twin_neutral import by_own_names, original_node
-from understudy.checks.twin_run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, WrittenVersion
+from understudy.checks.twin_run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, WrittenVersion, load_stopped
 from understudy.checks.twin_sites import IMPORT
 from understudy.sandbox.base import Sandbox
 from understudy.types import SuiteChecks, Task, TestOutcome
@@ -94,10 +94,19 @@ async def run_suite_version(
         run = await run_command(sandbox, checks, checks.command)
     changed = tuple(await changed_files(sandbox, compared))
     raw = await read_result_file(sandbox, report, REPORT_BYTES) or b""
-    outcomes, seen = await asyncio.to_thread(lambda: (outcomes_of(raw, tests.calls, version.names), load(raw)))
-    seen = by_own_names(seen, version.names)
+    outcomes, seen, stopped = await asyncio.to_thread(
+        lambda: (outcomes_of(raw, tests.calls, version.names), load(raw), load_stopped(raw))
+    )
     return VersionRun(
-        version.sites, outcomes, seen, run.exit_code, run.timed_out, log_tail(run.log), changed, version.emptied
+        version.sites,
+        outcomes,
+        by_own_names(seen, version.names),
+        run.exit_code,
+        run.timed_out,
+        log_tail(run.log),
+        changed,
+        version.emptied,
+        by_own_names(stopped, version.names),
     )
 
 

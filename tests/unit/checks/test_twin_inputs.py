@@ -172,3 +172,85 @@ def test_the_parameters_of_a_function_count_together() -> None:
     assert judge_inputs(tests, options, [two_of_three]).contradicted == {}
     one_of_three = run_with({node: {0: values(0)} for node in nodes})
     assert judge_inputs(tests, options, [one_of_three]).contradicted.keys() == {SHIFT}
+
+
+VALUE_ERROR = ("ValueError", "Exception", "BaseException", "object")
+
+
+def refusing(*nodes: str, by: tuple[str, ...] = VALUE_ERROR) -> VersionRun:
+    return replace(run_with({}), stopped=dict.fromkeys(nodes, by))
+
+
+def test_a_patch_that_answers_what_the_gold_patch_refuses_is_contradicted() -> None:
+    nodes = tuple(f"{SHIFT}[{number}]" for number in range(4))
+    only_refused = OtherInputs(InputChanges({"25": "17"}), {}, 0.0, {node: node for node in nodes})
+    options = GradingOptions(twin_inputs=(only_refused,))
+    tests = replace(TESTS, fail_to_pass=nodes)
+    assert judge_inputs(tests, options, [refusing()]).contradicted == {SHIFT: 0.0}
+    assert judge_inputs(tests, options, [None]).contradicted == {SHIFT: 0.0}
+    assert judge_inputs(tests, options, [refusing(nodes[0])]).contradicted == {SHIFT: 0.25}
+    other_exception = refusing(*nodes[:3], by=("KeyError", "LookupError", "Exception", "BaseException", "object"))
+    assert judge_inputs(tests, options, [other_exception]).contradicted == {}
+
+
+def test_refusing_all_other_inputs_does_not_stand_for_answers() -> None:
+    both = replace(answers({SHIFT: {0: 7}}), refused={f"{SHIFT}[1]": "one"})
+    refuses_all = replace(run_with({SHIFT: {}}), stopped={SHIFT: VALUE_ERROR, "one": VALUE_ERROR})
+    agreement = judge_inputs(TESTS, GradingOptions(twin_inputs=(both,)), [refuses_all])
+    assert (agreement.contradicted, agreement.confirmed) == ({SHIFT: 0.0}, frozenset())
+
+
+CHECKED = """\
+import pytest
+from calc import shift
+
+def test_shift():
+    assert shift(2525) == 26
+
+def test_refuses():
+    with pytest.raises(ValueError):
+        shift(0)
+"""
+REFUSES = "test_calc.py::test_refuses"
+
+
+@pytest.mark.parametrize(
+    ("by_gold", "by_effortless", "refused"),
+    [
+        ((VALUE_ERROR, VALUE_ERROR), (), True),
+        ((VALUE_ERROR, ()), (), False),
+        ((VALUE_ERROR, VALUE_ERROR), VALUE_ERROR, False),
+        ((("TypeError", "Exception", "BaseException", "object"),) * 2, (), False),
+    ],
+    ids=["both times", "once", "by any code", "with an exception that no test expects"],
+)
+async def test_inputs_count_as_refused_by_an_exception_that_a_test_expects(
+    by_gold: tuple[tuple[str, ...], tuple[str, ...]], by_effortless: tuple[str, ...], refused: bool
+) -> None:
+    tests = DecidingTests({"test_calc.py": CHECKED}, (SHIFT,), (REFUSES,), {SHIFT: SHIFT, REFUSES: REFUSES})
+    version = write_versions(tests, GradingOptions(), lambda _: False)
+    raises, equal = (
+        next(number for number, site in version.sites.items() if site.operation == operation)
+        for operation in ("raises", "equal")
+    )
+    raised = json.dumps([["kind", VALUE_ERROR, ""]])
+    twins = {SHIFT: TwinTest(SHIFT, {equal: json.dumps(values(26))}), REFUSES: TwinTest(REFUSES, {raises: raised})}
+    passed: dict[str, TestOutcome] = dict.fromkeys((SHIFT, REFUSES), "passed")
+    named = VersionRun(version.sites, passed, {}, 0, False, "")
+    draws = 0
+
+    def run(written: WrittenVersion, by: tuple[str, ...]) -> list[VersionRun]:
+        stopped = {SHIFT: by} if by else dict[str, tuple[str, ...]]()
+        return [replace(named, sites=written.sites, stopped=stopped)]
+
+    async def solution(written: WrittenVersion) -> list[VersionRun]:
+        nonlocal draws
+        draws += not written.reseeded
+        return run(written, by_gold[written.reseeded])
+
+    async def without(written: WrittenVersion) -> list[VersionRun]:
+        return run(written, by_effortless)
+
+    options = await learn_inputs(tests, GradingOptions(twins=twins), named, {}, References(solution, without))
+    assert [each.refused for each in options.twin_inputs] == ([{SHIFT: SHIFT}] * 2 if refused else [])
+    assert draws == (6 if refused else 2), "as long as all is refused, others are tried"

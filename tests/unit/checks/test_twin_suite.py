@@ -13,6 +13,7 @@ from understudy.checks import twin_driver
 from understudy.checks.base import GradingOptions, TwinTest
 from understudy.checks.protection import protection_of
 from understudy.checks.twin_ids import deciding_tests, version_texts
+from understudy.checks.twin_run import load_stopped
 from understudy.checks.twin_suite import outcomes_of, self_reporting
 from understudy.checks.twins import write_version
 from understudy.types import SuiteChecks
@@ -121,10 +122,12 @@ def test_a_version_reports_which_test_runs_and_its_outcome(tmp_path: Path, monke
         "t.py::",  # the file itself
         *["t.py::TestHeir::test_same"] * 2,
         *["t.py::Base::test_static"] * 2,
-        *["t.py::test_fails"] * 2,
+        *["t.py::test_fails"] * 3,
         "t.py::",  # a helper that no test calls
     ]
     assert [line["passed"] for line in lines if "passed" in line] == [True, True, True, False]
+    kinds = tuple(each.__name__ for each in KeyError.__mro__)
+    assert load_stopped(report.read_bytes()) == {"t.py::test_fails": kinds}, "how it ended"
 
 
 def test_source_that_does_not_parse_is_left_unchanged():
