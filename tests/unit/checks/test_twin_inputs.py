@@ -233,7 +233,7 @@ async def test_inputs_count_as_refused_by_an_exception_that_a_test_expects(
         next(number for number, site in version.sites.items() if site.operation == operation)
         for operation in ("raises", "equal")
     )
-    raised = json.dumps([["kind", VALUE_ERROR, ""]])
+    raised = json.dumps([["kind", VALUE_ERROR, ""], ["kind", [], ""], ["truth", 1]])
     twins = {SHIFT: TwinTest(SHIFT, {equal: json.dumps(values(26))}), REFUSES: TwinTest(REFUSES, {raises: raised})}
     passed: dict[str, TestOutcome] = dict.fromkeys((SHIFT, REFUSES), "passed")
     named = VersionRun(version.sites, passed, {}, 0, False, "")
