@@ -109,7 +109,7 @@ async def test_every_reading_route_answers(runs: Path):
     assert answers.keys() == routes.keys()
     for name, answer in answers.items():
         if "error" not in answer:
-            msgspec.convert(answer, routes[name].answer)  # what is sent is what the schema says
+            msgspec.convert(answer, routes[name].response)  # what is sent is what the schema says
 
 
 async def test_a_rollout_is_shown_down_to_its_tokens(runs: Path):

@@ -16,7 +16,7 @@ from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.view.api import ViewApi
 from understudy.view.catalog import Catalog
-from understudy.view.export import HIDDEN_TOKEN, redact_answers
+from understudy.view.export import REDACTED_TOKEN, redact_responses
 from understudy.view.routes import RedactionQuery, TurnQuery
 from understudy.view.schema.rollouts import SegmentView, TokenPage
 
@@ -230,6 +230,8 @@ def test_tokens_of_a_secret_are_hidden_one_by_one():
         policy_versions=(), tokenizer="t",
     )  # fmt: skip
     notes: list[str] = []
-    _, tokens, _ = redact_answers({}, {"/t": page, "/u": replace(page, texts=())}, "", Redactor(b"k" * 32), notes)
+    _, tokens, _ = redact_responses(
+        {}, {"/t": page, "/u": replace(page, texts=())}, "", Redactor(b"k" * 32), notes
+    )
     assert tokens["/t"].texts == ("my key: ", "█", "█", "█", " is it", "")
-    assert tokens["/t"].ids == (0, HIDDEN_TOKEN, HIDDEN_TOKEN, HIDDEN_TOKEN, 4, 5)
+    assert tokens["/t"].ids == (0, REDACTED_TOKEN, REDACTED_TOKEN, REDACTED_TOKEN, 4, 5)

@@ -243,7 +243,7 @@ def test_images_are_told_with_their_type_and_read_in_ranges(tmp_path: Path):
     with Store.open(tmp_path / "images") as store:
         put_attempt(store, talk.calls)
         attempt = next(attempts(store))
-        whole = transcripts.whole_turns(store, attempt)
+        whole = transcripts.complete_turns(store, attempt)
     api = ViewApi(Catalog([tmp_path]))
     parts = {"store": api.catalog.scan()[0].id, "rollout": "r0"}
     turns = api.list_turns(parts, TurnQuery()).turns
@@ -340,7 +340,7 @@ def test_the_rest_of_a_text_is_read_from_its_call(place: Path):
     assert block.text + rest.text == "I go on. " + "x" * 9_000 and rest.next is None
     body = api.read_body(parts, BodyQuery(ref=last.asked[-1].ref))
     assert body.text.startswith("This session is being continued")
-    assert [turn.answered[0].text_size for turn in api.whole_turns(parts, None)[-1:]] == [9_009]
+    assert [turn.answered[0].text_size for turn in api.complete_turns(parts, None)[-1:]] == [9_009]
     api.close()
 
 
@@ -364,7 +364,7 @@ def test_requests_that_are_no_parts_are_read_whole(tmp_path: Path):
         put_attempt(store, calls)
         attempt = next(attempts(store))
         whole = build(store.calls.of_attempt(attempt))
-        turns = transcripts.whole_turns(store, attempt)
+        turns = transcripts.complete_turns(store, attempt)
         assert [turn.branch for turn in turns] == [node.branch for node in whole.nodes]
         assert read_request(whole.nodes[-1].call) == whole.nodes[-1].conversation
 

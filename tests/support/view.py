@@ -16,7 +16,7 @@ from understudy.view.api import ViewApi
 from understudy.view.catalog import Catalog
 from understudy.view.page import Page
 from understudy.view.security import AccessRules
-from understudy.view.server import BODY_S, ViewServer
+from understudy.view.server import BODY_TIMEOUT_S, ViewServer
 
 
 class ViewClient:
@@ -53,13 +53,13 @@ async def viewing(
     may_write: bool = True,
     assets: Path | None = None,
     host: str = "127.0.0.1",
-    body_s: float = BODY_S,
+    body_s: float = BODY_TIMEOUT_S,
 ) -> AsyncIterator[ViewClient]:
     """A viewer of some stores; without `assets` it has no page."""
     api = ViewApi(Catalog(locations), may_write=may_write)
     socket, url = tcp_socket("127.0.0.1", 0)
     rules = AccessRules(host, socket.getsockname()[1])
-    server = ViewServer(api, rules, Page(assets or Path("/nonexistent")), body_s=body_s)
+    server = ViewServer(api, rules, Page(assets or Path("/nonexistent")), body_timeout_s=body_s)
     listener = Listener(server, socket)
     await listener.start()
     try:

@@ -1,6 +1,6 @@
-"""Answers the routes of the API.
+"""Computes the responses of the API.
 
-Every method named in `routes` takes the variable parts of the path, and the query.
+Every method named in `routes` takes the path parameters, and the query.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from understudy.store.address import StoreLocation
 from understudy.store.votes import VoteSubject
 from understudy.view import gateways, redaction, rollouts, sessions, stores, tokens, transcripts
 from understudy.view.catalog import Catalog
-from understudy.view.faults import ViewRefused, missing
+from understudy.view.faults import ViewRefused, not_found
 from understudy.view.index import RolloutIndex
 from understudy.view.loops import loop_view
-from understudy.view.open_store import WAIT_S, ViewedStore
-from understudy.view.paging import ROOM, shortened
+from understudy.view.open_store import TIMEOUT_S, ViewedStore
+from understudy.view.paging import MAX_ROW_BYTES, shortened
 from understudy.view.reports import report_view
 from understudy.view.routes import (
     AttemptQuery,
@@ -51,13 +51,13 @@ from understudy.view.routes import (
 )
 from understudy.view.schema.actions import (
     GatewayView,
-    IntegrityOrder,
-    PauseOrder,
+    IntegrityRequest,
+    PauseRequest,
     RedactionView,
     VoteList,
-    VoteOrder,
+    VoteRequest,
     VoteView,
-    Written,
+    WriteResponse,
 )
 from understudy.view.schema.report import ReportView
 from understudy.view.schema.rollouts import (
@@ -79,12 +79,12 @@ from understudy.view.schema.sessions import PairPage, SessionPage, StatePage, St
 from understudy.view.schema.stores import LoopView, StoreHealth, StoreList, StoreSummary
 from understudy.view.transcripts import Transcript, TranscriptCache
 
-Parts = Mapping[str, str]
+PathParameters = Mapping[str, str]
 """The variable parts of a path, by name."""
 
 
-_HEAD_READS_S = 0.1
-"""For this many seconds, an answer about a whole rollout reads more of its calls; the page shows the part read
+_HEAD_READ_LIMIT_S = 0.1
+"""For this many seconds, a request about a whole rollout reads more of its calls; the page shows the part read
 so far.
 """
 
@@ -97,7 +97,7 @@ class RawBody(Struct, frozen=True):
 
 
 class ViewApi:
-    """Answers requests about the stores of a catalog. Its methods run in threads, several at once.
+    """Computes responses about the stores of a catalog. Its methods run in threads, several at once.
 
     `tokenizer` is the directory of the model whose tokenizer shows the texts of tokens, instead of the one in a
     run's configuration.
@@ -110,7 +110,7 @@ class ViewApi:
         self._transcripts = TranscriptCache()
         self._tokenizers = tokens.TokenizerFinder(tokenizer)
         self._searches = redaction.StoreSearches()
-        self._pairs = sessions.KnownPairs()
+        self._shown_pairs = sessions.ShownPairs()
         self._indexes: dict[str, RolloutIndex] = {}
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class ViewApi:
 
     # --- stores ----------------------------------------------------------------------------------------
 
-    def list_stores(self, parts: Parts, query: NoParameters) -> StoreList:
+    def list_stores(self, parts: PathParameters, query: NoParameters) -> StoreList:
         summaries = [self._summaries.of(viewed) for viewed in self.catalog.scan()]
         return StoreList(
             stores=tuple(sorted(summaries, key=lambda each: (-(each.changed_at or 0.0), each.name))),
@@ -130,27 +130,27 @@ class ViewApi:
             version=__version__,
         )
 
-    def read_store(self, parts: Parts, query: NoParameters) -> StoreSummary:
-        return shortened(self._summaries.of(self.catalog.store(parts["store"])), ROOM)
+    def read_store(self, parts: PathParameters, query: NoParameters) -> StoreSummary:
+        return shortened(self._summaries.of(self.catalog.store(parts["store"])), MAX_ROW_BYTES)
 
-    def read_health(self, parts: Parts, query: NoParameters) -> StoreHealth:
+    def read_health(self, parts: PathParameters, query: NoParameters) -> StoreHealth:
         viewed, store = self._open(parts)
         return stores.health(store, self._index(viewed, store).rows_of())
 
-    def compare_stores(self, parts: Parts, query: CompareQuery) -> ComparedRuns:
+    def compare_stores(self, parts: PathParameters, query: CompareQuery) -> ComparedRuns:
         both = [self._open({"store": each}) for each in (query.before, query.after)]
         first, second = (self._index(viewed, store).rows_of() for viewed, store in both)
-        return stores.compared(both[0][0], both[1][0], first, second)
+        return stores.compare_runs(both[0][0], both[1][0], first, second)
 
-    def read_report(self, parts: Parts, query: ReportQuery) -> ReportView:
+    def read_report(self, parts: PathParameters, query: ReportQuery) -> ReportView:
         chosen = [self.catalog.store(each) for each in query.stores.split(",")]
         figures = read_figures([viewed.location for viewed in chosen])
         return report_view(figures, {viewed.id for viewed in self.catalog.scan()})
 
-    def read_loop(self, parts: Parts, query: NoParameters) -> LoopView:
+    def read_loop(self, parts: PathParameters, query: NoParameters) -> LoopView:
         viewed = self.catalog.store(parts["store"])
         if viewed.kind != "loop":
-            raise missing(
+            raise not_found(
                 f"{viewed.name}: expected a training loop, got a store of another kind",
                 "open a store whose kind is `loop`",
             )
@@ -169,73 +169,75 @@ class ViewApi:
 
     # --- rollouts --------------------------------------------------------------------------------------
 
-    def list_rollouts(self, parts: Parts, query: RolloutFilter) -> RolloutPage:
+    def list_rollouts(self, parts: PathParameters, query: RolloutFilter) -> RolloutPage:
         viewed, store = self._open(parts)
-        return self._index(viewed, store).page(store, query, _labels(store))
+        return self._index(viewed, store).page(store, query, _vote_counts(store))
 
-    def list_tasks(self, parts: Parts, query: TaskGridQuery) -> TaskGridPage:
+    def list_tasks(self, parts: PathParameters, query: TaskGridQuery) -> TaskGridPage:
         viewed, store = self._open(parts)
         return self._index(viewed, store).tasks(query)
 
-    def read_group(self, parts: Parts, query: GroupQuery) -> TaskGroup:
+    def read_group(self, parts: PathParameters, query: GroupQuery) -> TaskGroup:
         viewed, store = self._open(parts)
         rows = self._index(viewed, store).rows_of(query.task, query.run)
         if not rows:
-            raise missing(
+            raise not_found(
                 f"task: the store has no rollout of task {query.task[:100]!r}",
                 "give a `task_id` from the list of groups",
             )
         rows = [row for row in rows if row.agent == rows[0].agent]
         members: list[tuple[RolloutRow, tuple[GroupTurn, ...]]] = []
-        for row in rows[: rollouts.MOST_MEMBERS]:
+        for row in rows[: rollouts.MAX_COMPARED_ROLLOUTS]:
             with self._reading({**parts, "rollout": row.id}, None) as transcript:
                 members.append((row, transcript.actions))
         return rollouts.task_group(query.task, members, len(rows))
 
-    def read_rollout(self, parts: Parts, query: AttemptQuery) -> RolloutHead:
+    def read_rollout(self, parts: PathParameters, query: AttemptQuery) -> RolloutHead:
         viewed, store = self._open(parts)
         attempt = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
         row = (
-            None if attempt.rollout is None else self._index(viewed, store).row(attempt.rollout.id, _labels(store))
+            None
+            if attempt.rollout is None
+            else self._index(viewed, store).row(attempt.rollout.id, _vote_counts(store))
         )
         votes = [vote for vote in _votes(store, "rollout") if row is not None and vote.subject_id == row.id]
-        with self._reading(parts, query.attempt, within_s=_HEAD_READS_S) as transcript:
-            return rollouts.head(store, attempt, row, transcript, votes)
+        with self._reading(parts, query.attempt, within_s=_HEAD_READ_LIMIT_S) as transcript:
+            return rollouts.rollout_head(store, attempt, row, transcript, votes)
 
-    def list_turns(self, parts: Parts, query: TurnQuery) -> TurnPage:
-        with self._reading(parts, query.attempt, until=_until(query)) as transcript:
-            return transcripts.turn_page(transcript, query.branch, _start(transcript, query), query.limit)
+    def list_turns(self, parts: PathParameters, query: TurnQuery) -> TurnPage:
+        with self._reading(parts, query.attempt, until=_calls_needed(query)) as transcript:
+            return transcripts.turn_page(transcript, query.branch, _first_turn(transcript, query), query.limit)
 
-    def list_calls(self, parts: Parts, query: TurnQuery) -> CallPage:
-        with self._reading(parts, query.attempt, until=_until(query)) as transcript:
-            return transcripts.call_page(transcript, query.branch, _start(transcript, query), query.limit)
+    def list_calls(self, parts: PathParameters, query: TurnQuery) -> CallPage:
+        with self._reading(parts, query.attempt, until=_calls_needed(query)) as transcript:
+            return transcripts.call_page(transcript, query.branch, _first_turn(transcript, query), query.limit)
 
-    def read_body(self, parts: Parts, query: BodyQuery) -> TextRange:
+    def read_body(self, parts: PathParameters, query: BodyQuery) -> TextRange:
         _, store = self._open(parts)
         with self._reading(parts, query.attempt) as transcript:
-            return transcripts.body_range(store, transcript, query)
+            return transcripts.block_range(store, transcript, query)
 
-    def list_tokens(self, parts: Parts, query: TokenQuery, room: int = ROOM) -> TokenPage:
+    def list_tokens(self, parts: PathParameters, query: TokenQuery, room: int = MAX_ROW_BYTES) -> TokenPage:
         _, store = self._open(parts)
         attempt = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
         if attempt.attempt is None:
-            raise missing("this rollout has no attempt yet", "wait until it runs")
+            raise not_found("this rollout has no attempt yet", "wait until it runs")
         configs = {run.id: run.config for run in store.runs.all()}
         config = {} if attempt.rollout is None else configs.get(attempt.rollout.run_id, {})
         with self._reading(parts, query.attempt) as transcript:
-            return tokens.token_page(store, transcript, query, self._tokenizers.of_run(config), room)
+            return tokens.token_page(store, transcript, query, self._tokenizers.for_run(config), room)
 
-    def read_patch(self, parts: Parts, query: TextQuery) -> PatchView:
+    def read_patch(self, parts: PathParameters, query: TextQuery) -> PatchView:
         _, store = self._open(parts)
         attempt = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
         return rollouts.patch_view(store, attempt, query.offset, query.length)
 
-    def read_log(self, parts: Parts, query: LogQuery) -> TextRange:
+    def read_log(self, parts: PathParameters, query: LogQuery) -> TextRange:
         _, store = self._open(parts)
         attempt = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
         return rollouts.log_range(store, attempt, query.name, query.offset, query.length)
 
-    def read_raw(self, parts: Parts, query: RawQuery) -> RawBody:
+    def read_raw(self, parts: PathParameters, query: RawQuery) -> RawBody:
         _, store = self._open(parts)
         call = store.calls.get(parts["call"])
         body = call.request if query.part == "request" else call.response
@@ -243,74 +245,78 @@ class ViewApi:
 
     # --- sessions and pairs ----------------------------------------------------------------------------
 
-    def list_sessions(self, parts: Parts, query: SessionFilter) -> SessionPage:
+    def list_sessions(self, parts: PathParameters, query: SessionFilter) -> SessionPage:
         return sessions.session_page(self._open(parts)[1], query)
 
-    def list_states(self, parts: Parts, query: StateFilter) -> StatePage:
+    def list_states(self, parts: PathParameters, query: StateFilter) -> StatePage:
         return sessions.state_page(self._open(parts)[1], query)
 
-    def read_state(self, parts: Parts, query: StateQuery) -> StateView:
+    def read_state(self, parts: PathParameters, query: StateQuery) -> StateView:
         return sessions.state_view(self._open(parts)[1], parts["state"], query)
 
-    def list_pairs(self, parts: Parts, query: PairQuery) -> PairPage:
+    def list_pairs(self, parts: PathParameters, query: PairQuery) -> PairPage:
         viewed, store = self._open(parts)
         page = sessions.pair_page(store, query)
-        self._pairs.remember(viewed.id, [pair.id for pair in page.pairs])
+        self._shown_pairs.remember(viewed.id, [pair.id for pair in page.pairs])
         return page
 
-    def preview_redaction(self, parts: Parts, query: RedactionQuery) -> RedactionView:
+    def preview_redaction(self, parts: PathParameters, query: RedactionQuery) -> RedactionView:
         viewed, store = self._open(parts)
         if query.rollout is None:
-            return self._searches.go_on(store, viewed.id, viewed.stamp(), query.samples)
-        return redaction.rollout_view(self.whole_turns({**parts, "rollout": query.rollout}, None), query.samples)
+            return self._searches.continue_search(store, viewed.id, viewed.stamp(), query.samples)
+        return redaction.rollout_view(
+            self.complete_turns({**parts, "rollout": query.rollout}, None), query.samples
+        )
 
     # --- gateways, votes and integrity -----------------------------------------------------------------
 
-    def read_gateway(self, parts: Parts, query: NoParameters) -> GatewayView:
+    def read_gateway(self, parts: PathParameters, query: NoParameters) -> GatewayView:
         viewed, store = self._open(parts)
         return gateways.gateway_view(store, viewed.location)
 
-    def pause_gateway(self, parts: Parts, order: PauseOrder) -> Written:
-        gateways.pause(self._open(parts)[0].directory, order)
-        return Written()
+    def pause_gateway(self, parts: PathParameters, request: PauseRequest) -> WriteResponse:
+        gateways.pause(self._open(parts)[0].directory, request)
+        return WriteResponse()
 
-    def list_votes(self, parts: Parts, query: VoteQuery) -> VoteList:
+    def list_votes(self, parts: PathParameters, query: VoteQuery) -> VoteList:
         votes = _votes(self._open(parts)[1], query.subject)
         share, subjects = sessions.agreement(votes)
         return VoteList(votes=tuple(votes), agreement=share, subjects=subjects)
 
-    def write_vote(self, parts: Parts, order: VoteOrder) -> Written:
-        if order.subject == "pair" and order.label is not None:
+    def write_vote(self, parts: PathParameters, request: VoteRequest) -> WriteResponse:
+        if request.subject == "pair" and request.label is not None:
             viewed, store = self._open(parts)
-            self._pairs.check_vote(viewed.id, store, order.subject_id, order.label)
+            self._shown_pairs.check_vote(viewed.id, store, request.subject_id, request.label)
         with self._writing(parts) as store:
-            if order.label is None:
-                store.votes.remove(order.subject, order.subject_id, order.voter).result()
+            if request.label is None:
+                store.votes.remove(request.subject, request.subject_id, request.voter).result()
             else:
-                store.votes.put(order.subject, order.subject_id, order.voter, order.label, order.note).result()
-        return Written()
+                store.votes.put(
+                    request.subject, request.subject_id, request.voter, request.label, request.note
+                ).result()
+        return WriteResponse()
 
-    def write_integrity(self, parts: Parts, order: IntegrityOrder) -> Written:
+    def write_integrity(self, parts: PathParameters, request: IntegrityRequest) -> WriteResponse:
         with self._writing(parts) as store:
-            decision = store.outcomes.decision(order.rollout_id)
+            decision = store.outcomes.decision(request.rollout_id)
             if decision is None:
-                raise missing(
-                    f"rollout {order.rollout_id[:100]} has no verdict to review yet",
+                raise not_found(
+                    f"rollout {request.rollout_id[:100]} has no verdict to review yet",
                     "wait until it is graded",
                 )
-            store.runs.review(decision.attempt.id, order.status, order.note).result()
-        return Written()
+            store.runs.review(decision.attempt.id, request.status, request.note).result()
+        return WriteResponse()
 
     @contextmanager
-    def _writing(self, parts: Parts) -> Generator[Store]:
+    def _writing(self, parts: PathParameters) -> Generator[Store]:
         """Open a store for writing, for one request. Raises StoreLocked if another process has it locked."""
         viewed, _ = self._open(parts)
-        with Store.open(viewed.location, create=False, wait_s=WAIT_S) as store:
+        with Store.open(viewed.location, create=False, wait_s=TIMEOUT_S) as store:
             yield store
 
     # --- shared helpers --------------------------------------------------------------------------------
 
-    def _open(self, parts: Parts) -> tuple[ViewedStore, Store]:
+    def _open(self, parts: PathParameters) -> tuple[ViewedStore, Store]:
         viewed = self.catalog.store(parts["store"])
         if viewed.kind == "loop":
             raise ViewRefused(
@@ -331,7 +337,11 @@ class ViewApi:
 
     @contextmanager
     def _reading(
-        self, parts: Parts, attempt_id: str | None, until: int | None = None, within_s: float | None = None
+        self,
+        parts: PathParameters,
+        attempt_id: str | None,
+        until: int | None = None,
+        within_s: float | None = None,
     ) -> Generator[Transcript]:
         """Yield the transcript of an attempt of a rollout; without `attempt_id`, of the attempt that is shown."""
         viewed, store = self._open(parts)
@@ -342,18 +352,18 @@ class ViewApi:
         with self._transcripts.reading(store, viewed.id, attempt.attempt.id, until, within_s) as transcript:
             yield transcript
 
-    def whole_turns(self, parts: Parts, attempt_id: str | None) -> tuple[TurnView, ...]:
+    def complete_turns(self, parts: PathParameters, attempt_id: str | None) -> tuple[TurnView, ...]:
         """Return all turns of an attempt of a rollout with complete texts, which may be large."""
         _, store = self._open(parts)
         attempt = rollouts.shown_attempt(store, parts["rollout"], attempt_id)
-        return () if attempt.attempt is None else transcripts.whole_turns(store, attempt.attempt.id)
+        return () if attempt.attempt is None else transcripts.complete_turns(store, attempt.attempt.id)
 
 
 def _votes(store: Store, subject: VoteSubject | None) -> list[VoteView]:
     return [VoteView(**msgspec.structs.asdict(vote)) for vote in store.votes.all(subject)]
 
 
-def _labels(store: Store) -> dict[str, dict[str, int]]:
+def _vote_counts(store: Store) -> dict[str, dict[str, int]]:
     """Return how many votes each label has, by rollout."""
     labels: dict[str, dict[str, int]] = {}
     for vote in store.votes.all("rollout"):
@@ -362,19 +372,19 @@ def _labels(store: Store) -> dict[str, dict[str, int]]:
     return labels
 
 
-def _until(query: TurnQuery) -> int | None:
+def _calls_needed(query: TurnQuery) -> int | None:
     """Return how many calls must be read for a page; None for all."""
     return query.start + query.limit if query.branch is None and query.call is None else None
 
 
-def _start(transcript: Transcript, query: TurnQuery) -> int:
+def _first_turn(transcript: Transcript, query: TurnQuery) -> int:
     """Return the index of the first turn: that of the named call, counted within the branch."""
     if query.call is None:
         return query.start
     turns, index = transcript.of_branch(query.branch), transcript.index(query.call)
     if index in turns:
         return turns.index(index)
-    raise missing(
+    raise not_found(
         f"call: {query.call[:100]!r} is not among the calls of this branch",
         "leave `branch` out, or give the call's own branch",
     )

@@ -11,24 +11,24 @@ from typing import Final
 from understudy.errors import ConfigError
 from understudy.report.directories import find_stores, store_id
 from understudy.store.address import StoreLocation, StoreUrl
-from understudy.view.faults import ViewRefused, missing
+from understudy.view.faults import ViewRefused, not_found
 from understudy.view.open_store import ViewedDatabase, ViewedDirectory, ViewedStore
 
 _log = logging.getLogger(__name__)
-_MOST: Final = 5_000
+_MAX_STORES: Final = 5_000
 
 
 class Catalog:
     """The stores below some directories, and in some databases.
 
     Nothing outside of the directories is ever opened, not even through links. Raises ConfigError if a directory
-    does not exist, StoreError if a database cannot be read. At most `most` stores are shown; it is logged once if
-    there are more.
+    does not exist, StoreError if a database cannot be read. At most `max_stores` stores are shown; it is logged
+    once if there are more.
     """
 
-    def __init__(self, locations: Sequence[StoreLocation], most: int = _MOST) -> None:
-        self._most = most
-        self._is_cut = False
+    def __init__(self, locations: Sequence[StoreLocation], max_stores: int = _MAX_STORES) -> None:
+        self._max_stores = max_stores
+        self._has_warned = False
         self.roots = [each.resolve() for each in locations if isinstance(each, Path)]
         for root in self.roots:
             if not root.is_dir():
@@ -58,12 +58,12 @@ class Catalog:
         """
         stores: dict[str, ViewedStore] = {each.id: each for each in self._databases}
         for root in self.roots:
-            for inner in find_stores(root):
-                name = str(inner.path.relative_to(root)) if inner.path != root else root.name
-                loop = None if inner.loop is None else store_id(inner.loop)
-                store = ViewedDirectory(inner.path, name, "loop" if inner.is_loop else "store", loop)
-                if store.id not in stores and len(stores) >= self._most:
-                    self._say_cut(root)
+            for entry in find_stores(root):
+                name = str(entry.path.relative_to(root)) if entry.path != root else root.name
+                loop = None if entry.loop is None else store_id(entry.loop)
+                store = ViewedDirectory(entry.path, name, "loop" if entry.is_loop else "store", loop)
+                if store.id not in stores and len(stores) >= self._max_stores:
+                    self._warn_of_limit(root)
                     break
                 stores.setdefault(store.id, store)
         with self._lock:
@@ -71,11 +71,11 @@ class Catalog:
                 self._stores.setdefault(key, store)
             return [self._stores[key] for key in stores]
 
-    def _say_cut(self, root: Path) -> None:
-        if not self._is_cut:
-            self._is_cut = True
+    def _warn_of_limit(self, root: Path) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             _log.warning(
-                "only the first %d stores are shown; to see others, name directories in %s", self._most, root
+                "only the first %d stores are shown; to see others, name directories in %s", self._max_stores, root
             )
 
     def store(self, key: str) -> ViewedStore:
@@ -87,7 +87,7 @@ class Catalog:
             with self._lock:
                 existing = self._stores.get(key)
         if existing is None:
-            raise missing(f"no store has the id {key[:100]!r}", "reload the list of stores")
+            raise not_found(f"no store has the id {key[:100]!r}", "reload the list of stores")
         if isinstance(existing, ViewedDirectory) and not self._is_inside(existing.directory):
             raise ViewRefused(
                 403,

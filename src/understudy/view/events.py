@@ -11,21 +11,21 @@ from understudy.view.open_store import ViewedStore
 from understudy.view.schema.actions import StoreChange
 from understudy.view.schema.stores import StoreState
 
-POLL_S: Final = 0.25
-PING_S: Final = 15.0
+POLL_INTERVAL_S: Final = 0.25
+PING_INTERVAL_S: Final = 15.0
 """How often a comment is sent, in seconds, so that a lost connection is noticed."""
-MOST_FOLLOWED: Final = 200
+MAX_FOLLOWED_STORES: Final = 200
 """How many stores are followed at once: if there are more, the ones written to last."""
 
-Follow = Callable[[], Sequence[ViewedStore]]
+ListStores = Callable[[], Sequence[ViewedStore]]
 
 
 class ChangeWatch:
     """The states and counters of some stores, as one client last saw them."""
 
-    def __init__(self, follow: Follow) -> None:
-        self._follow = follow
-        self._seen: dict[str, tuple[StoreState, object]] = {}
+    def __init__(self, list_stores: ListStores) -> None:
+        self._list_stores = list_stores
+        self._last_states: dict[str, tuple[StoreState, object]] = {}
         self._counters: dict[str, int] = {}
         self._stores: dict[str, ViewedStore] = {}
 
@@ -36,14 +36,16 @@ class ChangeWatch:
         """
         first = not self._stores
         if rescan or first:
-            stores = sorted(self._follow(), key=lambda each: each.stamp()[2::3], reverse=True)[:MOST_FOLLOWED]
+            stores = sorted(self._list_stores(), key=lambda each: each.stamp()[2::3], reverse=True)[
+                :MAX_FOLLOWED_STORES
+            ]
             self._stores |= {each.id: each for each in stores}
         changes: list[StoreChange] = []
         for key, viewed in self._stores.items():
             now = viewed.state()
-            if self._seen.get(key) != now:
-                known_before = key in self._seen
-                self._seen[key] = now
+            if self._last_states.get(key) != now:
+                known_before = key in self._last_states
+                self._last_states[key] = now
                 if known_before or not first:
                     self._counters[key] = self._counters.get(key, 0) + 1
                     changes.append(StoreChange(store_id=key, counter=self._counters[key], state=now[0]))
@@ -68,11 +70,11 @@ async def send_events(
         changes = await asyncio.to_thread(watch.poll, rescan=rescan)
         for change in changes:
             await write(b"event: change\ndata: " + encode(change) + b"\n\n")
-        if now - pinged > PING_S:
+        if now - pinged > PING_INTERVAL_S:
             pinged = now
             await write(b": ping\n\n")
         try:
-            async with asyncio.timeout(POLL_S):
+            async with asyncio.timeout(POLL_INTERVAL_S):
                 await stopping.wait()
         except TimeoutError:
             continue

@@ -1,6 +1,6 @@
-"""One HTML file with the viewer's page and all answers that it needs: `understudy view --export`.
+"""One HTML file with the viewer's page and all responses that it needs: `understudy view --export`.
 
-The page sends the same requests as to a server, and gets the answers from the file, by path
+The page sends the same requests as to a server, and gets the responses from the file, by path
 (`ui/src/api/embedded.ts`). The file loads nothing from elsewhere: its content security policy allows only the one
 script with the given digest.
 """
@@ -46,13 +46,13 @@ from understudy.view.routes import (
 from understudy.view.schema.rollouts import RolloutHead, RolloutRow, TaskGridRow, TextRange, TokenPage, TurnPage
 from understudy.view.schema.stores import StoreList, StoreSummary
 
-MOST_BYTES: Final = 50_000_000
-"""The default limit for the answers in a file, in bytes, because a browser reads all of them at once."""
-HIDDEN_TOKEN: Final = -1
+DEFAULT_MAX_BYTES: Final = 50_000_000
+"""The default limit for the responses in a file, in bytes, because a browser reads all of them at once."""
+REDACTED_TOKEN: Final = -1
 """The id of a token that redaction removed. Its text is `█`."""
 
-_ALL: Final = 1 << 53
-_NOTHING: Final = NoParameters()
+_NO_LIMIT: Final = 1 << 53
+_NO_PARAMETERS: Final = NoParameters()
 
 
 class ExportedPage(Struct, frozen=True, kw_only=True):
@@ -73,58 +73,60 @@ class ExportedPage(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file") from error
 
 
-class AnswerFile:
-    """Answers of the API by path, up to `most_bytes` bytes of JSON."""
+class ResponseFile:
+    """Responses of the API by path, up to `max_bytes` bytes of JSON."""
 
-    def __init__(self, api: ViewApi, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, api: ViewApi, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.api = api
         self.rollouts = 0
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._bytes = 0
-        self._answers: dict[str, Any] = {}
+        self._responses: dict[str, Any] = {}
         self._tokens: dict[str, TokenPage] = {}
         self._stores: list[StoreSummary] = []
 
-    # --- the answers in the file -----------------------------------------------------------------------
+    # --- the responses in the file ---------------------------------------------------------------------
 
-    def add(self, path: str, answer: Struct) -> None:
-        """Add an answer to the file. Raises ConfigError if the file becomes too large."""
-        self._grow(len(encode(answer)))
-        self._answers[path] = msgspec.to_builtins(answer)
+    def add(self, path: str, response: Struct) -> None:
+        """Add a response to the file. Raises ConfigError if the file becomes too large."""
+        self._count_bytes(len(encode(response)))
+        self._responses[path] = msgspec.to_builtins(response)
 
-    def _grow(self, size: int) -> None:
+    def _count_bytes(self, size: int) -> None:
         self._bytes += size
-        if self._bytes > self._most_bytes:
+        if self._bytes > self._max_bytes:
             raise ConfigError(
-                f"--export: the file would be larger than {self._most_bytes / 1e6:,.0f} MB, after "
+                f"--export: the file would be larger than {self._max_bytes / 1e6:,.0f} MB, after "
                 f"{self.rollouts} complete rollouts; name fewer rollouts, or raise the limit with --max-mb"
             )
 
-    def add_store(self, store: str, chosen: Sequence[str] = (), *, with_rollouts: bool = True) -> list[RolloutRow]:
+    def add_store(
+        self, store: str, selected: Sequence[str] = (), *, with_rollouts: bool = True
+    ) -> list[RolloutRow]:
         """Add the lists of a run: all its rollouts, or the chosen ones. Returns these rollouts."""
         api, parts, base = self.api, {"store": store}, f"/api/stores/{store}"
-        self.add_summary(api.read_store(parts, _NOTHING))
-        self.add(f"{base}/health", api.read_health(parts, _NOTHING))
+        self.add_summary(api.read_store(parts, _NO_PARAMETERS))
+        self.add(f"{base}/health", api.read_health(parts, _NO_PARAMETERS))
         if not with_rollouts:
             return []
-        rows = _pages(
+        rows = _all_rows(
             lambda cursor: api.list_rollouts(parts, RolloutFilter(cursor=cursor, limit=1_000)), "rollouts"
         )
-        chosen_ids = set(chosen)
-        chosen_rows = [row for row in rows if not chosen_ids or row.id in chosen_ids]
+        selected_ids = set(selected)
+        selected_rows = [row for row in rows if not selected_ids or row.id in selected_ids]
         page = api.list_rollouts(parts, RolloutFilter(limit=1))
         self.add(
             f"{base}/rollouts",
             msgspec.structs.replace(
-                page, rollouts=tuple(chosen_rows), total=len(chosen_rows), next=None, unsearched=0
+                page, rollouts=tuple(selected_rows), total=len(selected_rows), next=None, unsearched=0
             ),
         )
-        grid = _pages(lambda cursor: api.list_tasks(parts, TaskGridQuery(cursor=cursor, limit=1_000)), "tasks")
-        tasks = {row.task_id for row in chosen_rows}
-        lines = _joined(row for row in grid if row.task_id in tasks)
+        grid = _all_rows(lambda cursor: api.list_tasks(parts, TaskGridQuery(cursor=cursor, limit=1_000)), "tasks")
+        tasks = {row.task_id for row in selected_rows}
+        lines = _one_row_per_task(row for row in grid if row.task_id in tasks)
         page = api.list_tasks(parts, TaskGridQuery(limit=1))
         self.add(f"{base}/tasks", msgspec.structs.replace(page, tasks=lines, total=len(lines), next=None))
-        return chosen_rows
+        return selected_rows
 
     def add_summary(self, summary: StoreSummary) -> None:
         """Add a store to the list of stores, without its path on this machine."""
@@ -148,7 +150,7 @@ class AnswerFile:
 
     def _head(self, parts: dict[str, str], attempt: str | None) -> RolloutHead:
         while (head := self.api.read_rollout(parts, AttemptQuery(attempt=attempt))).unread:
-            pass  # each answer reads more of the calls
+            pass  # each request reads more of the calls
         return head
 
     def _add_attempt(self, parts: dict[str, str], attempt: str | None, head: RolloutHead) -> None:
@@ -160,27 +162,31 @@ class AnswerFile:
             return f"{base}/{part}" + (f"?{query}" if query else "")
 
         self.add(base + which, head)
-        turns = api.whole_turns(parts, attempt)
+        turns = api.complete_turns(parts, attempt)
         self.add(key("turns"), TurnPage(turns=turns, start=0, total=len(turns), next=None))
-        calls = _pages(
+        calls = _all_rows(
             lambda start: api.list_calls(parts, TurnQuery(attempt=attempt, start=start or 0, limit=1_000)), "calls"
         )
         page = api.list_calls(parts, TurnQuery(attempt=attempt, limit=1))
         self.add(key("calls"), msgspec.structs.replace(page, calls=tuple(calls), next=None))
         patch = api.read_patch(parts, TextQuery(attempt=attempt))
         if patch.patch is not None:
-            text = _whole(
-                lambda at: api.read_patch(parts, TextQuery(attempt=attempt, offset=at, length=_ALL)).patch
+            text = _complete_text(
+                lambda at: api.read_patch(parts, TextQuery(attempt=attempt, offset=at, length=_NO_LIMIT)).patch
             )
             patch = msgspec.structs.replace(patch, patch=text)
         self.add(key("patch"), patch)
         for name in head.logs:
-            query = LogQuery(name=name, attempt=attempt, length=_ALL)
-            log = _whole(lambda at, query=query: api.read_log(parts, msgspec.structs.replace(query, offset=at)))
+            query = LogQuery(name=name, attempt=attempt, length=_NO_LIMIT)
+            log = _complete_text(
+                lambda at, query=query: api.read_log(parts, msgspec.structs.replace(query, offset=at))
+            )
             self.add(key("log", f"name={name}"), log)
         for call in head.segment_calls:
-            tokens = api.list_tokens(parts, TokenQuery(call=call, attempt=attempt, limit=_ALL), room=_ALL)
-            self._grow(len(encode(tokens)))
+            tokens = api.list_tokens(
+                parts, TokenQuery(call=call, attempt=attempt, limit=_NO_LIMIT), room=_NO_LIMIT
+            )
+            self._count_bytes(len(encode(tokens)))
             self._tokens[key("tokens", f"call={call}")] = tokens
 
     # --- the file --------------------------------------------------------------------------------------
@@ -191,14 +197,14 @@ class AnswerFile:
         self.add("/api/stores", stores)
         replaced = Counter[str]()
         notes: list[str] = []
-        answers: dict[str, Any] = self._answers
+        responses: dict[str, Any] = self._responses
         tokens = self._tokens
         if redactor is not None:
-            answers, tokens, title = redact_answers(answers, tokens, title, redactor, notes)
+            responses, tokens, title = redact_responses(responses, tokens, title, redactor, notes)
             for _, rule, _, times in redactor.report.places():
                 replaced[rule] += times
             replaced += redactor.report.more
-        data = encode({"start": start, "answers": {**answers, **msgspec.to_builtins(tokens)}})
+        data = encode({"start": start, "answers": {**responses, **msgspec.to_builtins(tokens)}})
         return ExportedPage(
             content=_document(title, data),
             rollouts=self.rollouts,
@@ -209,28 +215,28 @@ class AnswerFile:
 
 
 def export_rollouts(
-    api: ViewApi, location: StoreLocation, chosen: Sequence[str], most_bytes: int
-) -> tuple[AnswerFile, str]:
+    api: ViewApi, location: StoreLocation, selected: Sequence[str], most_bytes: int
+) -> tuple[ResponseFile, str]:
     """Return the file of a run with its rollouts, or the chosen ones, and the page to open.
 
     For a loop, the file has all lists, and the transcripts of chosen rollouts. Raises ConfigError if it is
     neither, if a rollout does not exist, or if the file would be too large.
     """
-    file = AnswerFile(api, most_bytes)
+    file = ResponseFile(api, most_bytes)
     try:
-        return file, _fill(file, location, chosen)
+        return file, _add_run_or_loop(file, location, selected)
     except ViewRefused as refused:
         raise ConfigError(f"{refused}; {refused.error.remedy}") from refused
 
 
-def _fill(file: AnswerFile, location: StoreLocation, chosen: Sequence[str]) -> str:
+def _add_run_or_loop(file: ResponseFile, location: StoreLocation, selected: Sequence[str]) -> str:
     api = file.api
-    stores = api.list_stores({}, _NOTHING).stores
+    stores = api.list_stores({}, _NO_PARAMETERS).stores
     own = store_id(location)
     summary = next((each for each in stores if each.id == own), None)
     if summary is None or summary.kind not in ("run", "loop"):
-        what = "no store" if summary is None else f"a store of kind `{summary.kind}`"
-        raise ConfigError(f"--export: {location} is {what}; give the directory of a run or a loop")
+        problem = "no store" if summary is None else f"a store of kind `{summary.kind}`"
+        raise ConfigError(f"--export: {location} is {problem}; give the directory of a run or a loop")
     if summary.state != "ok" and summary.error is not None:
         raise StoreError(summary.error.message)
     if summary.kind == "loop":
@@ -238,20 +244,20 @@ def _fill(file: AnswerFile, location: StoreLocation, chosen: Sequence[str]) -> s
         runs = [each.id for each in stores if each.parent_id == own and each.state == "ok"]
     else:
         runs = [own]
-    missing = set(chosen)
+    missing = set(selected)
     start = f"/s/{own}"
     for run in runs:
-        rows = file.add_store(run, chosen if summary.kind == "run" else ())
-        rows_wanted = (
-            [row for row in rows if row.id in chosen] if chosen else rows if summary.kind == "run" else []
+        rows = file.add_store(run, selected if summary.kind == "run" else ())
+        selected_rows = (
+            [row for row in rows if row.id in selected] if selected else rows if summary.kind == "run" else []
         )
-        for row in rows_wanted:
+        for row in selected_rows:
             file.add_rollout(run, row.id)
             missing.discard(row.id)
-        for task in dict.fromkeys(row.task_id for row in rows_wanted):
+        for task in dict.fromkeys(row.task_id for row in selected_rows):
             file.add_task(run, task)
-        if len(chosen) == 1 and rows_wanted:
-            start = f"/s/{run}/r/{rows_wanted[0].id}"
+        if len(selected) == 1 and selected_rows:
+            start = f"/s/{run}/r/{selected_rows[0].id}"
     if missing:
         names = ", ".join(repr(each[:100]) for each in sorted(missing)[:5])
         raise ConfigError(
@@ -261,37 +267,37 @@ def _fill(file: AnswerFile, location: StoreLocation, chosen: Sequence[str]) -> s
     return start
 
 
-LISTED: Final = 2_000
+MAX_LISTED_ROLLOUTS: Final = 2_000
 """A report's file includes the lists of rollouts for up to this many."""
 
 
-def export_report(figures: ReportFigures, locations: Sequence[StoreLocation]) -> tuple[AnswerFile, str]:
+def export_report(figures: ReportFigures, locations: Sequence[StoreLocation]) -> tuple[ResponseFile, str]:
     """Return the file of a report, with the loop's page or the runs' lists if there are stores, and the page to
     open.
     """
     with_store = [
         each for each in locations if isinstance(each, StoreUrl) or is_loop(each) or (each / FILE).is_file()
     ]
-    file = AnswerFile(ViewApi(Catalog(with_store), may_write=False))
-    stores = file.api.list_stores({}, _NOTHING).stores
+    file = ResponseFile(ViewApi(Catalog(with_store), may_write=False))
+    stores = file.api.list_stores({}, _NO_PARAMETERS).stores
     file.add("/api/report", report_view(figures, {each.id for each in stores}))
     rollouts = sum(sum(each.rollouts.values()) for each in stores if each.kind != "loop")
     for summary in stores:
         if summary.kind == "loop":
             add_loop(file, summary)
         elif summary.state == "ok":
-            file.add_store(summary.id, with_rollouts=rollouts <= LISTED)
+            file.add_store(summary.id, with_rollouts=rollouts <= MAX_LISTED_ROLLOUTS)
     alone = len(locations) == 1 and len(with_store) == 1
     return file, f"/s/{store_id(locations[0])}/report" if alone else "/report"
 
 
-def add_loop(file: AnswerFile, summary: StoreSummary) -> None:
+def add_loop(file: ResponseFile, summary: StoreSummary) -> None:
     """Add a loop's page to a file."""
     file.add_summary(summary)
-    file.add(f"/api/stores/{summary.id}/loop", file.api.read_loop({"store": summary.id}, _NOTHING))
+    file.add(f"/api/stores/{summary.id}/loop", file.api.read_loop({"store": summary.id}, _NO_PARAMETERS))
 
 
-def _pages(read: Callable[[Any], Any], field: str) -> list[Any]:
+def _all_rows(read: Callable[[Any], Any], field: str) -> list[Any]:
     """Return all rows of a paged list."""
     rows: list[Any] = []
     cursor: Any = None
@@ -303,7 +309,7 @@ def _pages(read: Callable[[Any], Any], field: str) -> list[Any]:
             return rows
 
 
-def _joined(rows: Iterable[TaskGridRow]) -> tuple[TaskGridRow, ...]:
+def _one_row_per_task(rows: Iterable[TaskGridRow]) -> tuple[TaskGridRow, ...]:
     """Return the rows of a grid in which each task has one row, with all its samples."""
     tasks: dict[str, TaskGridRow] = {}
     for row in rows:
@@ -313,7 +319,7 @@ def _joined(rows: Iterable[TaskGridRow]) -> tuple[TaskGridRow, ...]:
     return tuple(tasks.values())
 
 
-def _whole(read: Callable[[int], TextRange | None]) -> TextRange:
+def _complete_text(read: Callable[[int], TextRange | None]) -> TextRange:
     """Return the whole of a text that is sent in ranges."""
     parts: list[str] = []
     at: int | None = 0
@@ -327,19 +333,20 @@ def _whole(read: Callable[[int], TextRange | None]) -> TextRange:
 # --- redaction -----------------------------------------------------------------------------------------
 
 
-def redact_answers(
-    answers: dict[str, Any], tokens: dict[str, TokenPage], title: str, redactor: Redactor, notes: list[str]
+def redact_responses(
+    responses: dict[str, Any], tokens: dict[str, TokenPage], title: str, redactor: Redactor, notes: list[str]
 ) -> tuple[dict[str, Any], dict[str, TokenPage], str]:
-    """Return the answers, token pages and title without secrets, and with voters' names replaced by numbers.
+    """Return the responses, token pages and title without secrets, and with voters' names replaced by numbers.
 
     A secret found in one place is replaced in all, paths included. Adds to `notes` which tokens were left out.
     """
-    segments = list(_segments(tokens))
+    segments = list(_pages_by_segment(tokens))
     joined = ["".join(text for _, page in pages for text in page.texts) for pages in segments]
-    scope = redactor.scoped_to([*answers.values(), *joined, title])
+    scope = redactor.scoped_to([*responses.values(), *joined, title])
     voters: dict[str, str] = {}
     cleaned = {
-        scope.name(path): _without_voters(scope.value(each, path), voters) for path, each in answers.items()
+        scope.name(path): _with_numbered_voters(scope.value(each, path), voters)
+        for path, each in responses.items()
     }
     token_pages: dict[str, TokenPage] = {}
     for pages, text in zip(segments, joined, strict=True):
@@ -353,7 +360,7 @@ def redact_answers(
                 while end <= at and end < len(text):
                     start, end = next(spans)
                 if each and start < at + len(each):
-                    ids[index], texts[index] = HIDDEN_TOKEN, "█"
+                    ids[index], texts[index] = REDACTED_TOKEN, "█"
                 at += len(each)
             token_pages[scope.name(path)] = msgspec.structs.replace(
                 page,
@@ -369,7 +376,7 @@ def redact_answers(
     return cleaned, token_pages, scope.text(title)
 
 
-def _segments(tokens: dict[str, TokenPage]) -> Iterator[list[tuple[str, TokenPage]]]:
+def _pages_by_segment(tokens: dict[str, TokenPage]) -> Iterator[list[tuple[str, TokenPage]]]:
     """Return the token pages by segment: one page for each call, in the order of the calls."""
     segments: dict[tuple[str, int], list[tuple[str, TokenPage]]] = {}
     for path, page in tokens.items():
@@ -379,11 +386,11 @@ def _segments(tokens: dict[str, TokenPage]) -> Iterator[list[tuple[str, TokenPag
     yield from segments.values()
 
 
-def _without_voters(answer: Any, voters: dict[str, str]) -> Any:
-    """Return an answer in which people who voted are replaced by numbers."""
-    for vote in answer.get("votes") or ():
+def _with_numbered_voters(response: Any, voters: dict[str, str]) -> Any:
+    """Return a response in which people who voted are replaced by numbers."""
+    for vote in response.get("votes") or ():
         vote["voter"] = voters.setdefault(vote["voter"], f"voter {len(voters) + 1}")
-    return answer
+    return response
 
 
 # --- the document --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import msgspec
 from understudy.errors import NotInStore, StoreError, StoreLocked, UnderstudyError
 from understudy.view.schema.stores import ErrorAnswer, ViewError
 
-_MOST_CHARACTERS: Final = 2_000
+_MAX_CHARACTERS: Final = 2_000
 """How much of an error is sent: names in it may be of any length."""
 
 
@@ -20,22 +20,22 @@ class ViewRefused(Exception):
     def __init__(self, status: int, kind: str, message: str, remedy: str) -> None:
         super().__init__(message)
         self.status = status
-        self.error = ViewError(kind, message[:_MOST_CHARACTERS], remedy[:_MOST_CHARACTERS])
+        self.error = ViewError(kind, message[:_MAX_CHARACTERS], remedy[:_MAX_CHARACTERS])
 
     def body(self) -> bytes:
         """Return the body of the response."""
         return encode(ErrorAnswer(self.error))
 
 
-def missing(what: str, remedy: str) -> ViewRefused:
-    """Return the error for something that does not exist."""
-    return ViewRefused(404, "not_found", what, remedy)
+def not_found(message: str, remedy: str) -> ViewRefused:
+    """Return a 404 error: `message` says what does not exist, `remedy` what to do."""
+    return ViewRefused(404, "not_found", message, remedy)
 
 
-def fault_of(error: UnderstudyError) -> ViewRefused:
+def to_view_error(error: UnderstudyError) -> ViewRefused:
     """Convert one of our errors for a client: StoreErrors are the store's fault, all others the request's."""
     if isinstance(error, NotInStore):
-        return missing(str(error), "reload the list: what is asked for is not in the store")
+        return not_found(str(error), "reload the list: what is asked for is not in the store")
     if isinstance(error, StoreLocked):
         return ViewRefused(
             503,
@@ -50,25 +50,25 @@ def fault_of(error: UnderstudyError) -> ViewRefused:
     return ViewRefused(400, error.boundary, str(error), "correct the request as the message says")
 
 
-def encode(answer: object) -> bytes:
+def encode(value: object) -> bytes:
     """Encode an answer as JSON. Invalid Unicode in texts of models and programs is escaped."""
     try:
-        return msgspec.json.encode(answer)
+        return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_escaped(msgspec.to_builtins(answer)))
+        return msgspec.json.encode(_with_escapes(msgspec.to_builtins(value)))
 
 
-def _escaped(value: Any) -> Any:
+def _with_escapes(value: Any) -> Any:
     """Return a value of JSON types in which texts that UTF-8 cannot encode are JSON with escapes."""
     match value:
         case str():
             return value if _is_valid(value) else msgspec.Raw(json.dumps(value).encode())
         case list() | tuple():
-            return [_escaped(each) for each in cast("list[Any]", value)]
+            return [_with_escapes(each) for each in cast("list[Any]", value)]
         case dict():
             entries = cast("dict[Any, Any]", value).items()
             return {
-                key.encode(errors="replace").decode() if isinstance(key, str) else key: _escaped(each)
+                key.encode(errors="replace").decode() if isinstance(key, str) else key: _with_escapes(each)
                 for key, each in entries
             }
         case _:

@@ -15,9 +15,9 @@ from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.keys import CLIENT
 from understudy.view.faults import ViewRefused
-from understudy.view.schema.actions import GatewayClient, GatewayView, PauseOrder
+from understudy.view.schema.actions import GatewayClient, GatewayView, PauseRequest
 
-_WAIT_S = 10.0
+_TIMEOUT_S = 10.0
 
 
 def gateway_view(store: Store, location: StoreLocation) -> GatewayView:
@@ -43,8 +43,8 @@ def gateway_view(store: Store, location: StoreLocation) -> GatewayView:
     note, url, state, calls = "", None, None, list[RunningCall]()
     try:
         directory = _directory(location)
-        state = msgspec.json.decode(_order(directory, "GET", "/state", None), type=GatewayState)
-        calls = msgspec.json.decode(_order(directory, "GET", "/calls", None), type=RunningCalls).calls
+        state = msgspec.json.decode(_send_command(directory, "GET", "/state", None), type=GatewayState)
+        calls = msgspec.json.decode(_send_command(directory, "GET", "/calls", None), type=RunningCalls).calls
         url = msgspec.json.decode((directory / ADDRESS).read_bytes(), type=GatewayAddress).url
     except (ConfigError, GatewayError, OSError, msgspec.MsgspecError, TimeoutError) as error:
         note = str(error) or "the gateway does not answer"
@@ -72,22 +72,22 @@ def _directory(location: StoreLocation) -> Path:
     return location
 
 
-def pause(directory: Path, order: PauseOrder) -> None:
+def pause(directory: Path, request: PauseRequest) -> None:
     """Pause a gateway, or let it continue. Raises ViewRefused if it does not run, or rejects the request."""
     try:
-        if order.paused:
-            _order(directory, "POST", "/pause", {"drain_s": order.drain_s})
+        if request.paused:
+            _send_command(directory, "POST", "/pause", {"drain_s": request.drain_s})
         else:
-            _order(directory, "POST", "/resume", {})
+            _send_command(directory, "POST", "/resume", {})
     except (ConfigError, GatewayError, TimeoutError) as error:
         message = str(error) or "the gateway does not answer"
         raise ViewRefused(502, "gateway", message, "check that the gateway runs, then try again") from error
 
 
-def _order(directory: Path, method: str, path: str, body: dict[str, object] | None) -> str:
+def _send_command(directory: Path, method: str, path: str, body: dict[str, object] | None) -> str:
     async def send() -> str:
         drain = body.get("drain_s", 0.0) if body else 0.0
-        async with asyncio.timeout(_WAIT_S + float(drain if isinstance(drain, int | float) else 0.0)):
+        async with asyncio.timeout(_TIMEOUT_S + float(drain if isinstance(drain, int | float) else 0.0)):
             return await send_admin_request(directory, method, path, body)
 
     return asyncio.run(send())

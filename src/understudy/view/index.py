@@ -25,22 +25,30 @@ from understudy.store.database import read_error
 from understudy.store.outcomes import ChangeMark, ListedRollout
 from understudy.types import SOLVED_REWARD
 from understudy.view.faults import ViewRefused
-from understudy.view.paging import ROOM, decode_cursor, encode_cursor, fit, invalid_cursor, shortened, size_of
+from understudy.view.paging import (
+    MAX_ROW_BYTES,
+    decode_cursor,
+    encode_cursor,
+    invalid_cursor,
+    rows_that_fit,
+    shortened,
+    size_of,
+)
 from understudy.view.routes import RolloutFilter, TaskGridQuery
 from understudy.view.schema.rollouts import RolloutPage, RolloutRow, TaskGridPage, TaskGridRow, TaskSample
 
-_FORM: Final = 5
+_INDEX_FORMAT: Final = 5
 """The format of the index. Raise it with any change of the tables: indexes in another format are rebuilt."""
-_AT_ONCE: Final = 2_000
-_SEARCH_S: Final = 1.5
+_BATCH_ROLLOUTS: Final = 2_000
+_SEARCH_TIME_LIMIT_S: Final = 1.5
 """For how many seconds a search reads transcripts that are not in the index yet."""
-_TEXT_LIMIT: Final = 2_000_000
+_MAX_TEXT_CHARACTERS: Final = 2_000_000
 _NOT_SEARCHED: Final = (None, "type", "role", "id", "tool_use_id", "model", "stop_reason")
 """Fields whose texts are not a transcript's."""
-_MOST_LABELS: Final = 20
+_MAX_LABELS: Final = 20
 """How many of a rollout's labels a row has: the most frequent ones."""
-_LOWEST: Final = "-1e308"
-_PENDING: Final = "'preparing', 'running'"
+_LOWEST_NUMBER: Final = "-1e308"
+_PENDING_STATUSES: Final = "'preparing', 'running'"
 
 _COLUMNS: Final = (
     "id", "run_id", "task_id", "sample_index", "agent", "status", "attempts", "created_at", "updated_at",
@@ -52,12 +60,12 @@ _SORT: Final = {
     "updated": "updated_at",
     "task": "substr(task_id, 1, 300) || char(9) || printf('%09d', sample_index)",
     "status": "status",
-    "reward": f"COALESCE(reward, {_LOWEST})",
+    "reward": f"COALESCE(reward, {_LOWEST_NUMBER})",
     "turns": "turns",
     "prompt_tokens": "prompt_tokens",
     "completion_tokens": "completion_tokens",
     "cost": "cost_usd",
-    "seconds": f"COALESCE(seconds, {_LOWEST})",
+    "seconds": f"COALESCE(seconds, {_LOWEST_NUMBER})",
     "attempts": "attempts",
 }
 _TABLES: Final = (
@@ -67,11 +75,11 @@ _TABLES: Final = (
     "CREATE INDEX of_task ON rollouts (task_id, agent, run_id, sample_index)",
     "CREATE VIRTUAL TABLE transcripts USING fts5(body)",
 )
-_PUT: Final = (
+_UPSERT: Final = (
     f"INSERT INTO rollouts ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' for _ in _COLUMNS)}) "
     f"ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _COLUMNS[1:])}"
 )
-_QUOTED: Final = re.compile(r'"([^"]*)"|(\S+)')
+_PHRASE_OR_WORD: Final = re.compile(r'"([^"]*)"|(\S+)')
 
 
 class RolloutIndex:
@@ -80,15 +88,15 @@ class RolloutIndex:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._lock = threading.Lock()
-        self._raw: sqlite3.Connection | None = None
+        self._database: sqlite3.Connection | None = None
         self._stamp: object = None
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
-            if self._raw is not None:
-                self._raw.close()
-                self._raw = None
+            if self._database is not None:
+                self._database.close()
+                self._database = None
 
     # --- keeping it up to date -------------------------------------------------------------------------
 
@@ -98,7 +106,7 @@ class RolloutIndex:
         `stamp` differs after every change of the store; `identity` identifies its file.
         """
         with self._lock:
-            if self._raw is not None and stamp == self._stamp:
+            if self._database is not None and stamp == self._stamp:
                 return
             try:
                 self._refresh(store, identity)
@@ -109,63 +117,63 @@ class RolloutIndex:
             self._stamp = stamp
 
     def _refresh(self, store: Store, identity: str) -> None:
-        raw = self._open(identity)
-        fact = raw.execute("SELECT value FROM facts WHERE name = 'mark'").fetchone()
+        database = self._open(identity)
+        fact = database.execute("SELECT value FROM facts WHERE name = 'mark'").fetchone()
         before = ChangeMark() if fact is None else msgspec.json.decode(fact[0], type=ChangeMark)
         changed, mark = store.outcomes.changed(before)
         if mark.rollouts < before.rollouts or mark.verdict_id < before.verdict_id:
             # Rollouts were removed, and their numbers may have been reused.
             self._remove()
-            raw = self._open(identity)
+            database = self._open(identity)
             changed, mark = store.outcomes.changed()
         # The rollout was unfinished when it was last read, so it will certainly change. The clocks of several
         # machines may differ by more than `changed` allows for.
-        pending = raw.execute(f"SELECT id FROM rollouts WHERE status IN ({_PENDING})").fetchall()
+        pending = database.execute(f"SELECT id FROM rollouts WHERE status IN ({_PENDING_STATUSES})").fetchall()
         # Rollouts that were created at the same time are listed in the order of their keys: that of their ids.
         ids = sorted({*changed, *(key for (key,) in pending)})
-        for start in range(0, len(ids), _AT_ONCE):
-            listed = sorted(store.outcomes.listed(ids[start : start + _AT_ONCE]), key=lambda each: each.id)
-            raw.execute("BEGIN IMMEDIATE")
-            raw.executemany(_PUT, [_values(each) for each in listed])
-            raw.execute("COMMIT")
-        raw.execute("INSERT OR REPLACE INTO facts VALUES ('mark', ?)", (msgspec.json.encode(mark),))
+        for start in range(0, len(ids), _BATCH_ROLLOUTS):
+            listed = sorted(store.outcomes.listed(ids[start : start + _BATCH_ROLLOUTS]), key=lambda each: each.id)
+            database.execute("BEGIN IMMEDIATE")
+            database.executemany(_UPSERT, [_row_values(each) for each in listed])
+            database.execute("COMMIT")
+        database.execute("INSERT OR REPLACE INTO facts VALUES ('mark', ?)", (msgspec.json.encode(mark),))
 
     def _open(self, identity: str) -> sqlite3.Connection:
-        if self._raw is None:
-            self._raw = self._connect()
-        raw = self._raw
-        expected = f"{_FORM} {identity}".encode()
+        if self._database is None:
+            self._database = self._connect()
+        database = self._database
+        expected = f"{_INDEX_FORMAT} {identity}".encode()
         try:
-            existing = raw.execute("SELECT value FROM facts WHERE name = 'identity'").fetchone()
+            existing = database.execute("SELECT value FROM facts WHERE name = 'identity'").fetchone()
         except sqlite3.OperationalError:
             existing = None
         if existing is None or existing[0] != expected:
-            raw.close()
+            database.close()
             self._remove()
-            self._raw = raw = self._connect()
-            raw.execute("BEGIN IMMEDIATE")
+            self._database = database = self._connect()
+            database.execute("BEGIN IMMEDIATE")
             for statement in _TABLES:
-                raw.execute(statement)
-            raw.execute("INSERT INTO facts VALUES ('identity', ?)", (expected,))
-            raw.execute("COMMIT")
-        return raw
+                database.execute(statement)
+            database.execute("INSERT INTO facts VALUES ('identity', ?)", (expected,))
+            database.execute("COMMIT")
+        return database
 
     def _connect(self) -> sqlite3.Connection:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            raw = sqlite3.connect(self._file, isolation_level=None, check_same_thread=False, timeout=30)
+            database = sqlite3.connect(self._file, isolation_level=None, check_same_thread=False, timeout=30)
             self._file.chmod(0o600)
         except (OSError, sqlite3.Error):
-            raw = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         # No durability: an index that a power cut destroys is rebuilt.
         for pragma in ("journal_mode = WAL", "synchronous = OFF", "cache_size = -16384", "temp_store = MEMORY"):
-            raw.execute(f"PRAGMA {pragma}")
-        return raw
+            database.execute(f"PRAGMA {pragma}")
+        return database
 
     def _remove(self) -> None:
-        if self._raw is not None:
-            self._raw.close()
-            self._raw = None
+        if self._database is not None:
+            self._database.close()
+            self._database = None
         for suffix in ("", "-wal", "-shm"):
             self._file.with_name(self._file.name + suffix).unlink(missing_ok=True)
 
@@ -177,23 +185,25 @@ class RolloutIndex:
         Raises ViewRefused for an invalid cursor.
         """
         with self._lock:
-            raw = self._connection()
-            unsearched = 0 if query.q is None else self._search_more(raw, store)
+            database = self._connection()
+            unsearched = 0 if query.q is None else self._index_more_transcripts(database, store)
             where, values = _conditions(query, labels)
-            ((total,),) = raw.execute(f"SELECT count(*) FROM rollouts WHERE {where}", values).fetchall()
+            ((total,),) = database.execute(f"SELECT count(*) FROM rollouts WHERE {where}", values).fetchall()
             expression = _SORT[query.sort]
             sign, order = ("<", "DESC") if query.descending else (">", "ASC")
             if query.cursor is not None:
                 where += f" AND ({expression}, key) {sign} (?, ?)"
                 values = [*values, *decode_cursor(query.cursor)]
-            rows = raw.execute(
+            rows = database.execute(
                 f"SELECT {expression}, key, {', '.join(_COLUMNS)} FROM rollouts WHERE {where} "
                 f"ORDER BY {expression} {order}, key {order} LIMIT ?",
                 (*values, query.limit + 1),
             ).fetchall()
-            page_rows = fit([_row(row[2:], labels) for row in rows[: query.limit]], ROOM - 4_000)
+            page_rows = rows_that_fit(
+                [_row(row[2:], labels) for row in rows[: query.limit]], MAX_ROW_BYTES - 4_000
+            )
             if query.q is not None:
-                page_rows, matches = _with_matches(raw, query.q, page_rows)
+                page_rows, matches = _with_matches(database, query.q, page_rows)
             else:
                 matches = dict[str, str]()
         count = len(page_rows)
@@ -209,26 +219,28 @@ class RolloutIndex:
         if query.task is not None:
             where, values = f"{where} AND instr(task_id, ?)", [*values, query.task]
         with self._lock:
-            raw = self._connection()
-            ((total,),) = raw.execute(
+            database = self._connection()
+            ((total,),) = database.execute(
                 f"SELECT count(DISTINCT task_id) FROM rollouts WHERE {where}", values
             ).fetchall()
-            after, first = _after_task(raw, query.cursor)
-            names = raw.execute(
+            after, first = _page_start(database, query.cursor)
+            names = database.execute(
                 f"SELECT task_id, min(key) FROM rollouts WHERE {where} AND task_id {'>=' if first else '>'} ? "
                 "GROUP BY task_id ORDER BY task_id LIMIT ?",
                 (*values, after, query.limit + 1),
             ).fetchall()
             rows: list[TaskGridRow] = []
-            room, position = ROOM, None
+            room, position = MAX_ROW_BYTES, None
             for name, key in names[: query.limit]:
                 start = first if name == after else 0
-                row = _task_row(raw, name, where, values, start)
+                row = _task_row(database, name, where, values, start)
                 if (size := size_of(row) + 1) > room and not rows:
-                    samples = fit(row.samples, ROOM // 2)
+                    samples = rows_that_fit(row.samples, MAX_ROW_BYTES // 2)
                     if len(samples) < len(row.samples):
                         position = encode_cursor(key, start + len(samples))
-                    row = msgspec.structs.replace(row, task_id=shortened(name, ROOM // 4), samples=samples)
+                    row = msgspec.structs.replace(
+                        row, task_id=shortened(name, MAX_ROW_BYTES // 4), samples=samples
+                    )
                 elif size > room:
                     break
                 rows.append(row)
@@ -259,37 +271,37 @@ class RolloutIndex:
         return None if row is None else _row(row, labels)
 
     def _connection(self) -> sqlite3.Connection:
-        if self._raw is None:
+        if self._database is None:
             raise StoreError(
                 f"{self._file}: the index was closed, because the viewer is ending; restart `understudy view`"
             )
-        return self._raw
+        return self._database
 
     # --- full text -------------------------------------------------------------------------------------
 
-    def _search_more(self, raw: sqlite3.Connection, store: Store) -> int:
+    def _index_more_transcripts(self, database: sqlite3.Connection, store: Store) -> int:
         """Index more transcripts for a limited time. Returns how many rollouts are not indexed yet."""
-        until = time.monotonic() + _SEARCH_S
-        behind = "attempt_id IS NOT NULL AND searched IS NOT attempt_id || ' ' || turns"
-        waiting = raw.execute(
-            f"SELECT key, attempt_id, attempt_id || ' ' || turns FROM rollouts WHERE {behind} "
+        until = time.monotonic() + _SEARCH_TIME_LIMIT_S
+        not_indexed = "attempt_id IS NOT NULL AND searched IS NOT attempt_id || ' ' || turns"
+        waiting = database.execute(
+            f"SELECT key, attempt_id, attempt_id || ' ' || turns FROM rollouts WHERE {not_indexed} "
             "ORDER BY updated_at DESC"
         ).fetchall()
         done = 0
         for key, attempt_id, state in waiting:
             if done and time.monotonic() > until:
                 break
-            text = _text(store.calls.contents(attempt_id))
-            raw.execute("BEGIN IMMEDIATE")
-            raw.execute("DELETE FROM transcripts WHERE rowid = ?", (key,))
-            raw.execute("INSERT INTO transcripts (rowid, body) VALUES (?, ?)", (key, text))
-            raw.execute("UPDATE rollouts SET searched = ? WHERE key = ?", (state, key))
-            raw.execute("COMMIT")
+            text = _searchable_text(store.calls.contents(attempt_id))
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("DELETE FROM transcripts WHERE rowid = ?", (key,))
+            database.execute("INSERT INTO transcripts (rowid, body) VALUES (?, ?)", (key, text))
+            database.execute("UPDATE rollouts SET searched = ? WHERE key = ?", (state, key))
+            database.execute("COMMIT")
             done += 1
         return len(waiting) - done
 
 
-def _values(each: ListedRollout) -> tuple[Any, ...]:
+def _row_values(each: ListedRollout) -> tuple[Any, ...]:
     error = None if each.error is None else msgspec.json.encode(each.error).decode()
     # Worded like the health of a run, whose reasons link to the rollouts that have them.
     reason = None if each.reward is None else current_reason(each.reason or "no reason given")
@@ -305,11 +317,11 @@ def _row(values: Sequence[Any], labels: dict[str, dict[str, int]]) -> RolloutRow
     return RolloutRow(
         **fields,
         error=read_error(error),
-        labels=dict(Counter(labels.get(fields["id"], {})).most_common(_MOST_LABELS)),
+        labels=dict(Counter(labels.get(fields["id"], {})).most_common(_MAX_LABELS)),
     )
 
 
-def _after_task(raw: sqlite3.Connection, cursor: str | None) -> tuple[str, int]:
+def _page_start(database: sqlite3.Connection, cursor: str | None) -> tuple[str, int]:
     """Return the task after which a page of the grid begins, or in which it begins, at a sample above 0.
 
     A cursor has a rollout of the task, because ids of tasks may be of any length.
@@ -317,15 +329,17 @@ def _after_task(raw: sqlite3.Connection, cursor: str | None) -> tuple[str, int]:
     if cursor is None:
         return "", 0
     key, sample = decode_cursor(cursor)
-    task = raw.execute("SELECT task_id FROM rollouts WHERE key = ?", (key,)).fetchone()
+    task = database.execute("SELECT task_id FROM rollouts WHERE key = ?", (key,)).fetchone()
     if task is None or not isinstance(sample, int) or sample < 0:
         raise invalid_cursor(cursor)
     return task[0], sample
 
 
-def _task_row(raw: sqlite3.Connection, task_id: str, where: str, values: Sequence[Any], first: int) -> TaskGridRow:
+def _task_row(
+    database: sqlite3.Connection, task_id: str, where: str, values: Sequence[Any], first: int
+) -> TaskGridRow:
     """Return a task with its samples, from number `first` on."""
-    rows = raw.execute(
+    rows = database.execute(
         f"SELECT id, sample_index, agent, status, reward, integrity FROM rollouts WHERE {where} AND task_id = ? "
         "ORDER BY agent, run_id, sample_index",
         (*values, task_id),
@@ -362,15 +376,15 @@ def _conditions(query: RolloutFilter, labels: dict[str, dict[str, int]]) -> tupl
         ids = [key for key, counts in labels.items() if query.label in counts]
         parts.append(("id IN (SELECT value FROM json_each(?))", (msgspec.json.encode(ids).decode(),)))
     if query.q is not None:
-        expression = _expression(query.q)
+        expression = _full_text_query(query.q)
         parts.append(("key IN (SELECT rowid FROM transcripts WHERE transcripts MATCH ?)", (expression,)))
     where = " AND ".join(part for part, _ in parts) or "1"
     return where, [value for _, values in parts for value in values]
 
 
-def _expression(text: str) -> str:
+def _full_text_query(text: str) -> str:
     """Convert a user's query to an FTS5 expression in which every word, and every phrase in quotes, must occur."""
-    terms = [quoted or word for quoted, word in _QUOTED.findall(text)]
+    terms = [quoted or word for quoted, word in _PHRASE_OR_WORD.findall(text)]
     terms = [term.replace('"', "").replace("\0", " ") for term in terms]  # SQLite ends an expression at a NUL
     phrases = [f'"{term}"' for term in terms if any(sign.isalnum() for sign in term)]
     if not phrases:
@@ -380,23 +394,23 @@ def _expression(text: str) -> str:
     return " AND ".join(phrases)
 
 
-def _matches(raw: sqlite3.Connection, text: str, ids: Sequence[str]) -> dict[str, str]:
+def _matches(database: sqlite3.Connection, text: str, ids: Sequence[str]) -> dict[str, str]:
     """Return the text around the first match in each of some rollouts."""
-    rows = raw.execute(
+    rows = database.execute(
         "SELECT rollouts.id, snippet(transcripts, 0, '', '', '…', 24) FROM transcripts "
         "JOIN rollouts ON rollouts.key = transcripts.rowid WHERE transcripts MATCH ? "
         "AND rollouts.id IN (SELECT value FROM json_each(?))",
-        (_expression(text), msgspec.json.encode(list(ids)).decode()),
+        (_full_text_query(text), msgspec.json.encode(list(ids)).decode()),
     )
     return {key: snippet[:500] for key, snippet in rows.fetchall()}
 
 
 def _with_matches(
-    raw: sqlite3.Connection, text: str, rows: tuple[RolloutRow, ...]
+    database: sqlite3.Connection, text: str, rows: tuple[RolloutRow, ...]
 ) -> tuple[tuple[RolloutRow, ...], dict[str, str]]:
     """Return the rows that fit on a page with the texts around their matches, and these texts."""
-    matches = _matches(raw, text, [each.id for each in rows])
-    room, count = ROOM, 0
+    matches = _matches(database, text, [each.id for each in rows])
+    room, count = MAX_ROW_BYTES, 0
     for row in rows:
         room -= size_of(row) + size_of({row.id: matches.get(row.id, "")}) + 1
         if room < 0 and count:
@@ -405,7 +419,7 @@ def _with_matches(
     return rows[:count], {row.id: matches[row.id] for row in rows[:count] if row.id in matches}
 
 
-def _text(contents: Iterable[bytes]) -> str:
+def _searchable_text(contents: Iterable[bytes]) -> str:
     """Return all strings in some JSON values, up to a limit. Values that are not JSON are used as text."""
     parts: list[str] = []
     size = 0
@@ -419,6 +433,6 @@ def _text(contents: Iterable[bytes]) -> str:
         for text in strings:
             parts.append(text.encode(errors="replace").decode())
             size += len(text)
-        if size > _TEXT_LIMIT:
+        if size > _MAX_TEXT_CHARACTERS:
             break
-    return "\n".join(parts)[:_TEXT_LIMIT]
+    return "\n".join(parts)[:_MAX_TEXT_CHARACTERS]

@@ -58,7 +58,7 @@ def loop_view(store_id: str, root: Path, open_wave: OpenWave) -> LoopView:
 
 def _step(step: StepState, values: dict[str, float], location: WaveLocation, open_wave: OpenWave) -> LoopStep:
     wave = open_wave(location.store)
-    numbers = {name: float(value) for name, value in _numbers(step.report).items()} | values
+    numbers = {name: float(value) for name, value in _numeric_values(step.report).items()} | values
     return LoopStep(
         step=step.step,
         phase=step.phase,
@@ -70,7 +70,7 @@ def _step(step: StepState, values: dict[str, float], location: WaveLocation, ope
         solve_rate=wilson(step.solved, step.collected) if step.collected else None,
         reward=step.reward,
         groups=step.groups,
-        used=_used(step, numbers),
+        used=_groups_used(step, numbers),
         dropped=len(step.dropped),
         held=len(step.held),
         staleness=step.staleness,
@@ -82,7 +82,7 @@ def _step(step: StepState, values: dict[str, float], location: WaveLocation, ope
     )
 
 
-def _numbers(report: dict[str, Any]) -> dict[str, int | float]:
+def _numeric_values(report: dict[str, Any]) -> dict[str, int | float]:
     return {
         name: value
         for name, value in report.items()
@@ -90,7 +90,7 @@ def _numbers(report: dict[str, Any]) -> dict[str, int | float]:
     }
 
 
-def _used(step: StepState, numbers: dict[str, float]) -> int:
+def _groups_used(step: StepState, numbers: dict[str, float]) -> int:
     """Return how many groups the step trains on: none if the trainer reported and made no weights."""
     return 0 if numbers and step.weights is None else max(0, len(step.used) - step.skipped.get(NO_SIGNAL, 0))
 
@@ -102,20 +102,20 @@ def _funnel(
     stages: list[FunnelStage] = []
     if wave is not None:
         try:
-            stages += _collected(wave, name)
+            stages += _collection_stages(wave, name)
         except StoreError:
             stages = []  # the store is being removed or is damaged, so the loop's own counts are shown
     lost = {"too old, or nothing to learn from": len(step.dropped), "wait for the next step": len(step.held)}
     used = FunnelStage(
         stage="groups used",
-        count=_used(step, numbers),
+        count=_groups_used(step, numbers),
         lost={reason: count for reason, count in lost.items() if count} | step.skipped,
     )
     tokens = next((int(numbers[name]) for name in ("tokens", "sampled_tokens") if name in numbers), 0)
     return (*stages, used, FunnelStage(stage="tokens", count=tokens if step.weights is not None else 0))
 
 
-def _collected(wave: Store, name: str | None) -> list[FunnelStage]:
+def _collection_stages(wave: Store, name: str | None) -> list[FunnelStage]:
     total = graded = groups = differing = 0
     ungraded: dict[str, int] = {}
     alike: dict[str, int] = {}

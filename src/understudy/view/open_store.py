@@ -18,10 +18,10 @@ from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.postgresql import PostgresqlDriver
 from understudy.store.sqlite import FILE, ChangeCounter
-from understudy.view.faults import ViewRefused, missing
+from understudy.view.faults import ViewRefused, not_found
 from understudy.view.schema.stores import StoreState
 
-WAIT_S = 3.0
+TIMEOUT_S = 3.0
 """For how many seconds a request waits for another process that has locked a store, or for a database."""
 
 Stamp = tuple[int, ...]
@@ -69,7 +69,7 @@ class ViewedStore(ABC):
         """
 
     @contextmanager
-    def briefly(self) -> Generator[Store]:
+    def short_read(self) -> Generator[Store]:
         """Yield the store for one short read, as `reading`, after which it need not remain open."""
         yield self.reading()
 
@@ -107,11 +107,11 @@ class ViewedDirectory(ViewedStore):
         with self._lock:
             self._check_file()
             if self._store is None:
-                self._store = Store.open(self.directory, create=False, read_only=True, wait_s=WAIT_S)
+                self._store = Store.open(self.directory, create=False, read_only=True, wait_s=TIMEOUT_S)
             return self._store
 
     @contextmanager
-    def briefly(self) -> Generator[Store]:
+    def short_read(self) -> Generator[Store]:
         """Yield the store, and close it again unless it was open: there may be thousands, each with open files."""
         with self._lock:
             self._check_file()
@@ -119,7 +119,7 @@ class ViewedDirectory(ViewedStore):
         if store is not None:
             yield store
             return
-        with Store.open(self.directory, create=False, read_only=True, wait_s=WAIT_S) as store:
+        with Store.open(self.directory, create=False, read_only=True, wait_s=TIMEOUT_S) as store:
             yield store
 
     def state(self) -> tuple[StoreState, object]:
@@ -140,7 +140,7 @@ class ViewedDirectory(ViewedStore):
         with self._lock:
             self._check_file()
             if self._counter is None:
-                self._counter = ChangeCounter(self.directory / FILE, WAIT_S)
+                self._counter = ChangeCounter(self.directory / FILE, TIMEOUT_S)
             return self._counter.read()
 
     def _check_file(self) -> None:
@@ -149,13 +149,13 @@ class ViewedDirectory(ViewedStore):
             status = (self.directory / FILE).stat()
         except OSError as error:
             self._release()
-            raise missing(
+            raise not_found(
                 f"{self.directory} holds no store any more ({FILE}: {error.strerror})",
                 "it was deleted or moved; reload the list of stores",
             ) from error
         if not stat.S_ISREG(status.st_mode):
             self._release()
-            raise missing(
+            raise not_found(
                 f"{self.directory} holds no store any more ({FILE} is not a regular file)",
                 "put the store back; reload the list of stores",
             )
@@ -187,9 +187,9 @@ class ViewedDatabase(ViewedStore):
         self._driver: PostgresqlDriver | None = None
         self._store: Store | None = None
         self._identity: int | None = None
-        # One thread asks for changes, because a server that does not respond may hold it up without limit.
+        # One thread asks for changes, because a server that does not respond may block it without limit.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="view-database")
-        self._asked: tuple[Future[Stamp], float] | None = None
+        self._pending_query: tuple[Future[Stamp], float] | None = None
 
     def stamp(self) -> Stamp:
         """Return the counter of its writers' transactions, and the time of the last commit."""
@@ -213,40 +213,40 @@ class ViewedDatabase(ViewedStore):
         return store
 
     def _changes(self) -> Stamp:
-        """Return the stamp. Raises StoreError at once while the server has not responded for WAIT_S."""
+        """Return the stamp. Raises StoreError at once while the server has not responded for TIMEOUT_S."""
         now = time.monotonic()
         with self._lock:
-            if self._asked is None:
-                self._asked = self._thread.submit(self._ask), now
-            asked = self._asked
-        answer, since = asked
+            if self._pending_query is None:
+                self._pending_query = self._thread.submit(self._query_stamp), now
+            pending = self._pending_query
+        future, since = pending
         # The first request, when the viewer starts, waits as long as connecting takes.
-        patience = None if self._identity is None else max(0.0, since + WAIT_S - now)
+        timeout_s = None if self._identity is None else max(0.0, since + TIMEOUT_S - now)
         try:
-            return answer.result(patience)
+            return future.result(timeout_s)
         except TimeoutError as error:
             raise StoreError(
-                f"{self.name}: the database server has not responded for {WAIT_S:g} s; it is read again once it "
-                "responds; check that it runs"
+                f"{self.name}: the database server has not responded for {TIMEOUT_S:g} s; it is read again once "
+                "it responds; check that it runs"
             ) from error
         finally:
             with self._lock:
-                if answer.done() and self._asked is asked:
-                    self._asked = None
+                if future.done() and self._pending_query is pending:
+                    self._pending_query = None
 
-    def _ask(self) -> Stamp:
+    def _query_stamp(self) -> Stamp:
         """Connect if necessary, and return the stamp. Only called in the one thread."""
-        stamp = self._connected().changes()
+        stamp = self._connect().changes()
         if self._identity not in (None, stamp[0]):
             self._release()
-            stamp = self._connected().changes()
+            stamp = self._connect().changes()
         self._identity = stamp[0]
         return stamp
 
-    def _connected(self) -> PostgresqlDriver:
+    def _connect(self) -> PostgresqlDriver:
         if self._driver is None or self._store is None:
             # An unavailable server is shown as an error at once, and tried again with the next request.
-            self._driver = PostgresqlDriver(self.url, create=False, read_only=True, outage_s=0.0, wait_s=WAIT_S)
+            self._driver = PostgresqlDriver(self.url, create=False, read_only=True, outage_s=0.0, wait_s=TIMEOUT_S)
             self._store = Store(self.url, self._driver)
         return self._driver
 

@@ -17,17 +17,17 @@ _COMPONENTS = "#/components/schemas/{name}"
 
 def document() -> dict[str, Any]:
     """Return the OpenAPI document as JSON types: a schema for every struct, a path for every route."""
-    answers = [route.answer for route in ROUTES if _is_struct(route.answer)]
+    responses = [route.response for route in ROUTES if _is_struct(route.response)]
     bodies = [route.body for route in ROUTES if route.body is not None]
     queries = {route.query.__name__ for route in ROUTES}
-    structs = list(dict.fromkeys([ErrorAnswer, *answers, *bodies, *(route.query for route in ROUTES)]))
+    structs = list(dict.fromkeys([ErrorAnswer, *responses, *bodies, *(route.query for route in ROUTES)]))
     references, components = msgspec.json.schema_components(structs, ref_template=_COMPONENTS)
     schemas = dict(zip(structs, references, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas, components)
-    for name, kind in _structs([ErrorAnswer, *answers]).items():
-        # Answers contain every field, even those with default values, except structs that omit defaults.
+    for name, kind in _structs([ErrorAnswer, *responses]).items():
+        # Responses contain every field, even those with default values, except structs that omit defaults.
         if not kind.__struct_config__.omit_defaults:
             components[name]["required"] = list(components[name]["properties"])
     return {
@@ -73,8 +73,8 @@ def _operation(route: Route, schemas: dict[type[Any], Any], components: dict[str
         for name, schema in query["properties"].items()
     ]
     content = {
-        "json": {"application/json": {"schema": schemas.get(route.answer, {})}},
-        "events": {"text/event-stream": {"schema": schemas.get(route.answer, {})}},
+        "json": {"application/json": {"schema": schemas.get(route.response, {})}},
+        "events": {"text/event-stream": {"schema": schemas.get(route.response, {})}},
         "raw": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }[route.media]
     failure = {"application/json": {"schema": schemas[ErrorAnswer]}}

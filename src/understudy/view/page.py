@@ -15,16 +15,16 @@ NOT_BUILT: Final = (
     "The viewer's page is not built: this is a source checkout without src/understudy/view/assets.\n"
     "Build it in ui/ with npm, or install a released wheel. The API is served under /api/stores all the same.\n"
 )
-_HASHED: Final = re.compile(r"[-.][A-Za-z0-9_-]{8,}\.\w+$")
+_HASHED_NAME: Final = re.compile(r"[-.][A-Za-z0-9_-]{8,}\.\w+$")
 _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
-_TEXT: Final = ("text/", "application/json", "image/svg")
+_TEXT_TYPES: Final = ("text/", "application/json", "image/svg")
 
 
 class PageFile(Struct, frozen=True):
     """A file of the page: its bytes, plain and compressed (None if that saves nothing), and its headers."""
 
     content: bytes
-    packed: bytes | None
+    compressed: bytes | None
     headers: tuple[tuple[bytes, bytes], ...]
 
 
@@ -43,7 +43,7 @@ class Page:
         """Whether the page was built."""
         return "/index.html" in self.files
 
-    def at(self, path: str) -> PageFile | None:
+    def file_at(self, path: str) -> PageFile | None:
         """Return the file at a path; for paths that the page's router handles, the page itself; None for other
         paths, such as the /favicon.ico that browsers and programs ask for.
         """
@@ -56,15 +56,17 @@ class Page:
 def _page_file(path: Path) -> PageFile:
     content = path.read_bytes()
     kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    is_text = kind.startswith(_TEXT)
-    packed = gzip.compress(content, 9, mtime=0) if is_text and len(content) > 1_000 else None
+    is_text = kind.startswith(_TEXT_TYPES)
+    compressed = gzip.compress(content, 9, mtime=0) if is_text and len(content) > 1_000 else None
     # Vite puts a content digest into the names of all files except the page itself, so those can be cached
     # forever.
-    immutable = path.suffix != ".html" and _HASHED.search(path.name) is not None
+    immutable = path.suffix != ".html" and _HASHED_NAME.search(path.name) is not None
     caching = b"public, max-age=31536000, immutable" if immutable else b"no-cache"
     headers = (
         (b"content-type", f"{kind}; charset=utf-8".encode() if is_text else kind.encode()),
         (b"cache-control", caching),
         (b"vary", b"accept-encoding"),
     )
-    return PageFile(content, packed if packed is not None and len(packed) < len(content) else None, headers)
+    return PageFile(
+        content, compressed if compressed is not None and len(compressed) < len(content) else None, headers
+    )

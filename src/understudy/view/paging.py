@@ -1,7 +1,7 @@
-"""Keeps every JSON answer within `PAGE_BYTES`: pages of rows with cursors, and large answers whose lists come in
-parts.
+"""Keeps every JSON response within `PAGE_BYTES`: pages of rows with cursors, and large responses whose lists are
+split over pages.
 
-An answer about one thing, such as the head of a rollout, has lists of any length. If it does not fit on a page,
+A response about one thing, such as the head of a rollout, has lists of any length. If it does not fit on a page,
 the first page has all plain values and the beginnings of the lists; the page of its `next` cursor has the
 following rows. A client joins the lists (and dicts) of all pages.
 """
@@ -24,19 +24,19 @@ from msgspec import Struct
 from understudy.view.faults import ViewRefused, encode
 from understudy.view.schema import PAGE_BYTES
 
-ROOM: Final = PAGE_BYTES - 4_000
+MAX_ROW_BYTES: Final = PAGE_BYTES - 4_000
 """How many bytes of rows a page may have; the rest is for the plain values around them."""
-_CUTS: Final = ((4_000, 1_000), (1_000, 300), (300, 100), (100, 30), (100, 5), (40, 1))
+_CUT_LIMITS: Final = ((4_000, 1_000), (1_000, 300), (300, 100), (100, 30), (100, 5), (40, 1))
 """The most characters of a text, and the most items of a list, in a row that does not fit on a page: the first
 pair that is small enough is used. No text of a fixed set of values, such as a status, has more than 40 characters.
 """
-_DEEPEST: Final = 20
+_MAX_DEPTH: Final = 20
 """How deep lists and dicts in a shortened row may be nested; the schemas have far fewer levels, other JSON any."""
-_BEGIN_AGAIN: Final = "begin with the first page, without `cursor`, and take `next` of the page before"
-_ANY_PAGE: Final = ("cursor", "limit")
+_CURSOR_REMEDY: Final = "begin with the first page, without `cursor`, and take `next` of the page before"
+_PAGE_PARAMETERS: Final = ("cursor", "limit")
 """Parameters that may differ between the pages of one list."""
-_KEPT: Final = 8
-"""How many answers are kept while a client reads their pages."""
+_MAX_CACHED: Final = 8
+"""How many responses are kept while a client reads their pages."""
 
 _S = TypeVar("_S", bound=Struct)
 _T = TypeVar("_T")
@@ -47,7 +47,7 @@ def size_of(value: object) -> int:
     return len(encode(value))
 
 
-def fit(rows: Sequence[_S], room: int = ROOM) -> tuple[_S, ...]:
+def rows_that_fit(rows: Sequence[_S], room: int = MAX_ROW_BYTES) -> tuple[_S, ...]:
     """Return the first rows, as many as fit on a page. A first row that is too long alone is shortened."""
     size = 0
     for number, row in enumerate(rows):
@@ -63,8 +63,8 @@ def shortened(row: _T, room: int) -> _T:
     """
     if size_of(row) <= room:
         return row
-    for characters, items in _CUTS:
-        cut: _T = _cut(row, characters, items, _DEEPEST)
+    for characters, items in _CUT_LIMITS:
+        cut: _T = _cut(row, characters, items, _MAX_DEPTH)
         if size_of(cut) <= room:
             return cut
     raise AssertionError(
@@ -121,7 +121,7 @@ def decode_cursor(text: str) -> tuple[Any, str | int]:
 def invalid_cursor(text: str) -> ViewRefused:
     """Return the error for a cursor that no page had."""
     return ViewRefused(
-        400, "cursor", f"cursor: invalid value {text[:50]!r}; expected the `next` of a page", _BEGIN_AGAIN
+        400, "cursor", f"cursor: invalid value {text[:50]!r}; expected the `next` of a page", _CURSOR_REMEDY
     )
 
 
@@ -132,11 +132,13 @@ class CursorScope:
     """
 
     def __init__(self, route: str, parts: Mapping[str, str], query: Struct) -> None:
-        own = {name: value for name, value in msgspec.structs.asdict(query).items() if name not in _ANY_PAGE}
-        digest = hashlib.sha256(msgspec.json.encode([route, parts, own], order="sorted")).hexdigest()
+        filters = {
+            name: value for name, value in msgspec.structs.asdict(query).items() if name not in _PAGE_PARAMETERS
+        }
+        digest = hashlib.sha256(msgspec.json.encode([route, parts, filters], order="sorted")).hexdigest()
         self._prefix = f"{digest[:8]}."
 
-    def opened(self, query: _S) -> _S:
+    def without_prefix(self, query: _S) -> _S:
         """Return a query without the list's prefix in its cursor. Raises ViewRefused if the cursor came from
         another list: another path, filter or order.
         """
@@ -149,93 +151,93 @@ class CursorScope:
                 "cursor",
                 f"cursor: {cursor[:50]!r} is not of this list: expected the `next` of a page of the same path, "
                 "with the same filters and the same order",
-                _BEGIN_AGAIN,
+                _CURSOR_REMEDY,
             )
         return msgspec.structs.replace(query, cursor=cursor.removeprefix(self._prefix))
 
-    def closed(self, answer: _T) -> _T:
-        """Return an answer whose `next` can be used with this request only."""
-        after = getattr(answer, "next", None)
-        if not isinstance(answer, Struct) or not isinstance(after, str):
-            return answer
-        return msgspec.structs.replace(answer, next=self._prefix + after)
+    def with_prefix(self, response: _T) -> _T:
+        """Return a response whose `next` can be used with this request only."""
+        after = getattr(response, "next", None)
+        if not isinstance(response, Struct) or not isinstance(after, str):
+            return response
+        return msgspec.structs.replace(response, next=self._prefix + after)
 
 
-# --- answers in parts ----------------------------------------------------------------------------------
+# --- paged responses -----------------------------------------------------------------------------------
 
 
-class AnswerParts:
-    """The answers that clients are reading page by page. Safe to use from many threads.
+class PagedResponses:
+    """The responses that clients are reading page by page. Safe to use from many threads.
 
-    All pages are of one answer, also if the store changes meanwhile. If too many are read at once, or the viewer
-    was restarted, the answer is made again.
+    All pages are of one response, also if the store changes meanwhile. If too many are read at once, or the viewer
+    was restarted, the response is computed again.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._answers: OrderedDict[str, Struct] = OrderedDict()
+        self._responses: OrderedDict[str, Struct] = OrderedDict()
 
     def page(self, cursor: str | None, lists: Sequence[str], make: Callable[[], Struct]) -> Struct:
-        """Return a page of the answer that `make` returns, which has a field `next`.
+        """Return a page of the response that `make` returns, which has a field `next`.
 
         `lists` are the paths of its lists and dicts, such as "verdict.tests", in the order in which they are sent.
         """
         if cursor is None:
-            answer = make()
-            page, after = part_of(answer, lists, 0, 0)
-            name = secrets.token_hex(8)
+            response = make()
+            page, after = page_of(response, lists, 0, 0)
+            response_id = secrets.token_hex(8)
         else:
-            name, place = decode_cursor(cursor)
-            number, _, offset = str(place).partition(":")
+            response_id, position = decode_cursor(cursor)
+            number, _, offset = str(position).partition(":")
             if (
-                not isinstance(name, str)
+                not isinstance(response_id, str)
                 or not (number.isdecimal() and offset.isdecimal())
-                or len(str(place)) > 30
+                or len(str(position)) > 30
             ):
                 raise invalid_cursor(cursor)
             if int(number) >= len(lists):
                 raise invalid_cursor(cursor)
             with self._lock:
-                answer = self._answers.get(name)
-            answer = answer or make()
-            page, after = part_of(answer, lists, int(number), int(offset))
+                response = self._responses.get(response_id)
+            response = response or make()
+            page, after = page_of(response, lists, int(number), int(offset))
         with self._lock:
             if after is None:
-                self._answers.pop(name, None)
+                self._responses.pop(response_id, None)
                 return page
-            self._answers[name] = answer
-            self._answers.move_to_end(name)
-            while len(self._answers) > _KEPT:
-                self._answers.popitem(last=False)
-        return msgspec.structs.replace(page, next=encode_cursor(name, f"{after[0]}:{after[1]}"))
+            self._responses[response_id] = response
+            self._responses.move_to_end(response_id)
+            while len(self._responses) > _MAX_CACHED:
+                self._responses.popitem(last=False)
+        return msgspec.structs.replace(page, next=encode_cursor(response_id, f"{after[0]}:{after[1]}"))
 
 
-def part_of(answer: _S, lists: Sequence[str], number: int, offset: int) -> tuple[_S, tuple[int, int] | None]:
-    """Return an answer with the rows that fit on a page: those of list `number` from `offset` on, and of the lists
+def page_of(response: _S, lists: Sequence[str], number: int, offset: int) -> tuple[_S, tuple[int, int] | None]:
+    """Return a response with the rows that fit on a page: those of list `number` from `offset` on, and of lists
     after it. The second value is where the next page begins, None if this is the last.
     """
-    page = answer
-    rows = [_rows(answer, path) for path in lists]
+    page = response
+    rows = [_rows(response, path) for path in lists]
     for path, each in zip(lists, rows, strict=True):
         if each:
             page = _replaced(page, path, each[:0])
-    if (size := size_of(page)) > ROOM // 2:
-        page = shortened(page, ROOM // 2)
+    if (size := size_of(page)) > MAX_ROW_BYTES // 2:
+        page = shortened(page, MAX_ROW_BYTES // 2)
         size = size_of(page)
-    room = ROOM - size
+    room = MAX_ROW_BYTES - size
     is_empty = True
     for index in range(number, len(lists)):
         start = offset if index == number else 0
         chosen: list[Any] = []
         for row in rows[index][start:]:
-            taken = size_of(row) + 1
-            if taken > room and is_empty:
+            size_of_row = size_of(row) + 1
+            if size_of_row > room and is_empty:
                 row = shortened(row, room - 1)
-                taken = size_of(row) + 1
-            if taken > room:
+                size_of_row = size_of(row) + 1
+            if size_of_row > room:
                 break
             chosen.append(row)
-            room -= taken
+            room -= size_of_row
             is_empty = False
         if chosen:
             page = _replaced(page, lists[index], chosen)
@@ -244,9 +246,9 @@ def part_of(answer: _S, lists: Sequence[str], number: int, offset: int) -> tuple
     return page, None
 
 
-def _rows(answer: Struct, path: str) -> Sequence[Any]:
+def _rows(response: Struct, path: str) -> Sequence[Any]:
     """Return the rows of a list, or the entries of a dict; of a list in a struct that is None, nothing."""
-    value: Any = answer
+    value: Any = response
     for name in path.split("."):
         value = None if value is None else getattr(value, name)
     if isinstance(value, Mapping):
@@ -254,9 +256,9 @@ def _rows(answer: Struct, path: str) -> Sequence[Any]:
     return value or ()
 
 
-def _replaced(answer: _S, path: str, rows: Sequence[Any]) -> _S:
+def _replaced(response: _S, path: str, rows: Sequence[Any]) -> _S:
     name, _, rest = path.partition(".")
-    value = getattr(answer, name)
+    value = getattr(response, name)
     if rest:
-        return msgspec.structs.replace(answer, **{name: _replaced(value, rest, rows)})
-    return msgspec.structs.replace(answer, **{name: dict(rows) if isinstance(value, Mapping) else tuple(rows)})
+        return msgspec.structs.replace(response, **{name: _replaced(value, rest, rows)})
+    return msgspec.structs.replace(response, **{name: dict(rows) if isinstance(value, Mapping) else tuple(rows)})

@@ -16,12 +16,12 @@ from understudy.store import Store
 from understudy.view.schema.actions import RedactionLine, RedactionView
 from understudy.view.schema.rollouts import TurnView
 
-_SEARCH_S: Final = 1.0
-"""For how many seconds a request goes on searching."""
-_FRESH_S: Final = 30.0
+_SEARCH_TIME_LIMIT_S: Final = 1.0
+"""For how many seconds a request continues the search."""
+_MAX_AGE_S: Final = 30.0
 """For how many seconds a finished search is shown although the store has changed."""
-_KEPT: Final = 4
-_SAMPLE: Final = 500
+_MAX_CACHED: Final = 4
+_MAX_NAME_CHARACTERS: Final = 500
 """The most characters of a sample's name."""
 
 
@@ -33,21 +33,21 @@ class StoreSearch:
         self._stamp = stamp
         self._ended_at: float | None = None
         self._search = RedactionSearch(Redactor.from_user_key(), samples)
-        self._left = _conversations(store)
+        self._remaining = _conversations(store)
         _, traces = store.sessions.count()
         counts = (store.outcomes.counts(run.id).rollouts for run in store.runs.all())
         self._total = traces + sum(sum(each.values()) for each in counts)
 
-    def is_of(self, stamp: object) -> bool:
+    def is_current(self, stamp: object) -> bool:
         """Return whether the search may be shown for a store with this stamp."""
         if self._ended_at is None or self._stamp == stamp:
             return True
-        return time.monotonic() - self._ended_at < _FRESH_S
+        return time.monotonic() - self._ended_at < _MAX_AGE_S
 
-    def go_on(self) -> RedactionView:
+    def continue_search(self) -> RedactionView:
         """Search for a while, at least one more conversation, and return what was found so far."""
-        end = time.monotonic() + _SEARCH_S
-        while self._ended_at is None and (conversation := next(self._left, None)) is not None:
+        end = time.monotonic() + _SEARCH_TIME_LIMIT_S
+        while self._ended_at is None and (conversation := next(self._remaining, None)) is not None:
             self._search.add(conversation)
             if time.monotonic() > end:
                 break
@@ -63,18 +63,18 @@ class StoreSearches:
         self._lock = threading.Lock()
         self._searches: OrderedDict[tuple[str, int], StoreSearch] = OrderedDict()
 
-    def go_on(self, store: Store, key: str, stamp: object, samples: int) -> RedactionView:
+    def continue_search(self, store: Store, key: str, stamp: object, samples: int) -> RedactionView:
         """Go on with the search of a store, or begin a new one. Raises StoreError."""
         with self._lock:
             search = self._searches.get((key, samples))
-            if search is None or not search.is_of(stamp):
+            if search is None or not search.is_current(stamp):
                 search = self._searches[key, samples] = StoreSearch(store, stamp, samples)
             self._searches.move_to_end((key, samples))
-            while len(self._searches) > _KEPT:
+            while len(self._searches) > _MAX_CACHED:
                 self._searches.popitem(last=False)
         try:
             with search.lock:
-                return search.go_on()
+                return search.continue_search()
         except BaseException:
             with self._lock:
                 # An iterator that raised has ended, so the rest would be taken for searched.
@@ -103,7 +103,7 @@ def _view(search: RedactionSearch, total: int, *, complete: bool) -> RedactionVi
         replaced=preview.replaced,
         values=preview.values,
         samples=tuple(
-            RedactionLine(rule=each.rule, conversation=each.where[:_SAMPLE], context=each.context)
+            RedactionLine(rule=each.rule, conversation=each.where[:_MAX_NAME_CHARACTERS], context=each.context)
             for each in preview.samples
         ),
     )

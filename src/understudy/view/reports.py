@@ -13,7 +13,7 @@ from understudy.report.figures import Headline, Point, ReportFigures
 from understudy.store.address import location_name, parse_location
 from understudy.view.schema.report import ReportChart, ReportCurve, ReportReason, ReportView
 
-_MOST_POINTS = 500
+_MAX_POINTS = 500
 """How many points of a curve are drawn, about: charts are less wide than that in pixels."""
 
 
@@ -54,7 +54,7 @@ def _without_paths(points: tuple[Point, ...]) -> tuple[Point, ...]:
 
 def _chart(chart: LineChart) -> ReportChart:
     """Return a chart. Of curves with very many points, only every second, third … one is drawn."""
-    every = 1 + max((len(series.dots) for series in chart.series), default=0) // _MOST_POINTS
+    every = 1 + max((len(series.dots) for series in chart.series), default=0) // _MAX_POINTS
     caption = chart.caption if every == 1 else f"{chart.caption} (one point of {every})".strip()
     return ReportChart(
         title=chart.title,

@@ -12,7 +12,7 @@ from understudy.store import Store
 from understudy.store.keys import CLIENT
 from understudy.types import Attempt, PytestChecks, Rollout, SuiteChecks, Task, Verdict, is_solved
 from understudy.util.sequences import common_prefix_length
-from understudy.view.faults import missing
+from understudy.view.faults import not_found
 from understudy.view.schema.actions import VoteView
 from understudy.view.schema.rollouts import (
     AttemptView,
@@ -29,10 +29,10 @@ from understudy.view.schema.rollouts import (
     TextRange,
     VerdictView,
 )
-from understudy.view.transcripts import MOST_ACTIONS, Transcript, segment_views, text_range
+from understudy.view.transcripts import MAX_ACTIONS, Transcript, segment_views, text_range
 
-_HEAD_TEXT = 20_000
-MOST_MEMBERS = 64
+_MAX_TEXT_CHARACTERS = 20_000
+MAX_COMPARED_ROLLOUTS = 64
 """How many rollouts of a task are compared."""
 
 
@@ -58,7 +58,7 @@ def shown_attempt(store: Store, name: str, attempt_id: str | None) -> ShownAttem
         for attempt in attempts:
             if attempt.id == attempt_id:
                 return ShownAttempt(rollout, attempts, attempt)
-        raise missing(
+        raise not_found(
             f"rollout {name} has no attempt {attempt_id[:100]!r}", "give an id from the rollout's `attempts`"
         )
     decision = store.outcomes.decision(rollout.id)
@@ -67,7 +67,7 @@ def shown_attempt(store: Store, name: str, attempt_id: str | None) -> ShownAttem
     return ShownAttempt(rollout, attempts, attempts[-1] if attempts else None)
 
 
-def head(
+def rollout_head(
     store: Store,
     shown: ShownAttempt,
     row: RolloutRow | None,
@@ -117,8 +117,8 @@ def _task_view(task: Task) -> TaskView:
     return TaskView(
         task_id=task.instance_id,
         repo=task.repo,
-        instruction=task.instruction[:_HEAD_TEXT],
-        gold_patch=task.gold_patch[:_HEAD_TEXT],
+        instruction=task.instruction[:_MAX_TEXT_CHARACTERS],
+        gold_patch=task.gold_patch[:_MAX_TEXT_CHARACTERS],
     )
 
 
@@ -155,7 +155,7 @@ def _verdict_view(store: Store, verdict: Verdict, task: Task | None, row: Rollou
             evidence=integrity.evidence,
             reviewed=row is not None and row.reviewed,
         ),
-        log=verdict.log[-_HEAD_TEXT:],
+        log=verdict.log[-_MAX_TEXT_CHARACTERS:],
         commands=verdict.commands,
         reused_from=_reused_verdict(store, verdict.reused_from) if verdict.reused_from else None,
     )
@@ -180,7 +180,7 @@ def log_range(store: Store, shown: ShownAttempt, name: str, offset: int, length:
     """Return part of a log file of the shown attempt. Raises ViewRefused if there is no log with that name."""
     logs = {} if shown.attempt is None else store.runs.logs(shown.attempt.id)
     if name not in logs:
-        raise missing(
+        raise not_found(
             f"the attempt has no log {name[:100]!r}",
             f"give one of its logs: {', '.join(sorted(logs))}"
             if logs
@@ -201,26 +201,30 @@ def task_group(task_id: str, members: Sequence[tuple[RolloutRow, tuple[GroupTurn
     members_shown: list[GroupMember] = []
     cut = False
     for row, turns in members:
-        cut = cut or len(turns) > MOST_ACTIONS
+        cut = cut or len(turns) > MAX_ACTIONS
         members_shown.append(
             GroupMember(
                 row=row,
                 advantage=None if row.reward is None else row.reward - mean,
-                turns=turns[:MOST_ACTIONS],
+                turns=turns[:MAX_ACTIONS],
             )
         )
     return TaskGroup(
-        task_id=task_id, members=tuple(members_shown), total=total, parting=_parting(members_shown), cut=cut
+        task_id=task_id,
+        members=tuple(members_shown),
+        total=total,
+        parting=_first_difference(members_shown),
+        cut=cut,
     )
 
 
-def _parting(members: Sequence[GroupMember]) -> int | None:
+def _first_difference(members: Sequence[GroupMember]) -> int | None:
     """Return the first turn that no solved and unsolved rollout have in common; None if nothing differs."""
     solved = [each for each in members if each.row.reward is not None and is_solved(each.row.reward)]
     unsolved = [each for each in members if each.row.reward is not None and not is_solved(each.row.reward)]
-    together = [
+    common_turns = [
         common_prefix_length([turn.digest for turn in one.turns], [turn.digest for turn in other.turns])
         for one in solved
         for other in unsolved
     ]
-    return max(together) if together else None
+    return max(common_turns) if common_turns else None

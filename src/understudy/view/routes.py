@@ -1,4 +1,4 @@
-"""The routes of the API: their paths, parameters and answers.
+"""The routes of the API: their paths, parameters and responses.
 
 The server and the OpenAPI document use this table.
 """
@@ -12,13 +12,13 @@ from msgspec import Meta, Struct
 from understudy.types import IntegrityStatus, RolloutStatus
 from understudy.view.schema.actions import (
     GatewayView,
-    IntegrityOrder,
-    PauseOrder,
+    IntegrityRequest,
+    PauseRequest,
     RedactionView,
     StoreChange,
     VoteList,
-    VoteOrder,
-    Written,
+    VoteRequest,
+    WriteResponse,
 )
 from understudy.view.schema.report import ReportView
 from understudy.view.schema.rollouts import (
@@ -52,8 +52,8 @@ class NoParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A route without query parameters."""
 
 
-class PartQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which part of an answer whose lists come in parts (`Route.lists`); the first one without a cursor."""
+class PagedQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which page of a response whose lists are split over pages (`Route.lists`); without a cursor, the first."""
 
     cursor: Cursor | None = None
 
@@ -88,14 +88,14 @@ class TaskGridQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     limit: Limit = 200
 
 
-class GroupQuery(PartQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GroupQuery(PagedQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The rollouts of a task; `run` selects a run if the store has several."""
 
     task: Identifier
     run: Annotated[str, Meta(max_length=500)] | None = None
 
 
-class AttemptQuery(PartQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AttemptQuery(PagedQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An attempt of the rollout [default: the one that decided it, else the last]."""
 
     attempt: Identifier | None = None
@@ -154,14 +154,14 @@ class RawQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     length: Annotated[int, Meta(ge=1, le=1_000_000, description="The most bytes.")] = 200_000
 
 
-class CompareQuery(PartQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompareQuery(PagedQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Two stores, by their ids."""
 
     before: Identifier
     after: Identifier
 
 
-class ReportQuery(PartQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReportQuery(PagedQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The runs to compare, the first one being the baseline, or one run or loop: ids separated by commas."""
 
     stores: Annotated[str, Meta(min_length=1, max_length=2_000)]
@@ -206,13 +206,13 @@ class PairQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
 
 
-class VoteQuery(PartQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VoteQuery(PagedQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Votes on one kind of subject, or all."""
 
     subject: Literal["rollout", "pair"] | None = None
 
 
-class RedactionQuery(PartQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RedactionQuery(PagedQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rollout [default: the whole store], with at most this many samples per rule."""
 
     rollout: Identifier | None = None
@@ -226,10 +226,11 @@ class EventQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """One path of the API. `name` is the method that answers; answers with `events` or `raw` are not JSON.
+    """One path of the API. `name` is the method of `ViewApi` that returns the response. Responses of the media
+    `events` and `raw` are not JSON.
 
-    `lists` are the lists and dicts of the answer, by their paths in it, that may be too long for one page. The
-    pages of such an answer are joined by the client (see `paging`).
+    `lists` are the lists and dicts of the response, by their paths in it, that may be too long for one page. The
+    pages of such a response are joined by the client (see `paging`).
     """
 
     method: Literal["GET", "POST"]
@@ -238,48 +239,56 @@ class Route(Struct, frozen=True, kw_only=True):
     summary: str
     query: type[Struct] = NoParameters
     body: type[Struct] | None = None
-    answer: type[Any]
+    response: type[Any]
     media: Literal["json", "events", "raw"] = "json"
     lists: tuple[str, ...] = ()
 
 
-_S: Final = "/api/stores/{store}"
-_R: Final = _S + "/rollouts/{rollout}"
+_STORE: Final = "/api/stores/{store}"
+_ROLLOUT: Final = _STORE + "/rollouts/{rollout}"
 
 
-def _get(path: str, name: str, answer: type[Any], summary: str, query: type[Struct] = NoParameters) -> Route:
-    return Route(method="GET", path=path, name=name, answer=answer, summary=summary, query=query)
+def _get(path: str, name: str, response: type[Any], summary: str, query: type[Struct] = NoParameters) -> Route:
+    return Route(method="GET", path=path, name=name, response=response, summary=summary, query=query)
 
 
-def _parted(
-    path: str, name: str, answer: type[Any], summary: str, lists: str, query: type[PartQuery] = PartQuery
+def _get_paged(
+    path: str, name: str, response: type[Any], summary: str, lists: str, query: type[PagedQuery] = PagedQuery
 ) -> Route:
     return Route(
-        method="GET", path=path, name=name, answer=answer, summary=summary, query=query, lists=tuple(lists.split())
+        method="GET",
+        path=path,
+        name=name,
+        response=response,
+        summary=summary,
+        query=query,
+        lists=tuple(lists.split()),
     )
 
 
 def _post(path: str, name: str, body: type[Struct], summary: str) -> Route:
-    return Route(method="POST", path=path, name=name, body=body, answer=Written, summary=summary)
+    return Route(method="POST", path=path, name=name, body=body, response=WriteResponse, summary=summary)
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    _parted(
+    _get_paged(
         "/api/stores", "list_stores", StoreList, "All stores below the given directories.", "directories stores"
     ),
-    _get(_S, "read_store", StoreSummary, "One store."),
-    _parted(
-        _S + "/health",
+    _get(_STORE, "read_store", StoreSummary, "One store."),
+    _get_paged(
+        _STORE + "/health",
         "read_health",
         StoreHealth,
         "Phases, faults and reasons of a run.",
         "open phases faults unsolved workers versions",
     ),
-    _get(_S + "/rollouts", "list_rollouts", RolloutPage, "Rollouts: filter, sort, full text.", RolloutFilter),
-    _get(_S + "/tasks", "list_tasks", TaskGridPage, "The grid of tasks and samples.", TaskGridQuery),
-    _parted(_S + "/group", "read_group", TaskGroup, "All rollouts of a task, aligned.", "members", GroupQuery),
-    _parted(
-        _R,
+    _get(_STORE + "/rollouts", "list_rollouts", RolloutPage, "Rollouts: filter, sort, full text.", RolloutFilter),
+    _get(_STORE + "/tasks", "list_tasks", TaskGridPage, "The grid of tasks and samples.", TaskGridQuery),
+    _get_paged(
+        _STORE + "/group", "read_group", TaskGroup, "All rollouts of a task, aligned.", "members", GroupQuery
+    ),
+    _get_paged(
+        _ROLLOUT,
         "read_rollout",
         RolloutHead,
         "A rollout's head, or a gateway client's.",
@@ -287,23 +296,23 @@ ROUTES: Final[tuple[Route, ...]] = (
         "verdict.tests",
         AttemptQuery,
     ),
-    _get(_R + "/turns", "list_turns", TurnPage, "Turns with their blocks.", TurnQuery),
-    _get(_R + "/calls", "list_calls", CallPage, "Calls, a line each.", TurnQuery),
-    _get(_R + "/body", "read_body", TextRange, "The rest of a long block.", BodyQuery),
-    _get(_R + "/tokens", "list_tokens", TokenPage, "Tokens of a call.", TokenQuery),
-    _get(_R + "/patch", "read_patch", PatchView, "The patch.", TextQuery),
-    _get(_R + "/log", "read_log", TextRange, "A log file of the attempt.", LogQuery),
+    _get(_ROLLOUT + "/turns", "list_turns", TurnPage, "Turns with their blocks.", TurnQuery),
+    _get(_ROLLOUT + "/calls", "list_calls", CallPage, "Calls, a line each.", TurnQuery),
+    _get(_ROLLOUT + "/body", "read_body", TextRange, "The rest of a long block.", BodyQuery),
+    _get(_ROLLOUT + "/tokens", "list_tokens", TokenPage, "Tokens of a call.", TokenQuery),
+    _get(_ROLLOUT + "/patch", "read_patch", PatchView, "The patch.", TextQuery),
+    _get(_ROLLOUT + "/log", "read_log", TextRange, "A log file of the attempt.", LogQuery),
     Route(
         method="GET",
-        path=_S + "/calls/{call}/raw",
+        path=_STORE + "/calls/{call}/raw",
         name="read_raw",
-        answer=bytes,
+        response=bytes,
         media="raw",
         query=RawQuery,
         summary="Bytes of a request or a response, as sent.",
     ),
-    _parted("/api/compare", "compare_stores", ComparedRuns, "Two runs by task.", "tasks", CompareQuery),
-    _parted(
+    _get_paged("/api/compare", "compare_stores", ComparedRuns, "Two runs by task.", "tasks", CompareQuery),
+    _get_paged(
         "/api/report",
         "read_report",
         ReportView,
@@ -313,29 +322,33 @@ ROUTES: Final[tuple[Route, ...]] = (
         "figures.tasks figures.training",
         ReportQuery,
     ),
-    _parted(_S + "/loop", "read_loop", LoopView, "A loop's curves and funnels.", "refused evaluations steps"),
-    _get(_S + "/sessions", "list_sessions", SessionPage, "Logged conversations.", SessionFilter),
-    _get(_S + "/states", "list_states", StatePage, "States of conversations.", StateFilter),
-    _get(_S + "/states/{state}", "read_state", StateView, "A state with its messages.", StateQuery),
-    _get(_S + "/pairs", "list_pairs", PairPage, "Preference pairs.", PairQuery),
-    _parted(_S + "/gateway", "read_gateway", GatewayView, "A gateway, its calls and clients.", "calls clients"),
-    _parted(_S + "/votes", "list_votes", VoteList, "Votes and how far voters agree.", "votes", VoteQuery),
-    _parted(
-        _S + "/redaction",
+    _get_paged(
+        _STORE + "/loop", "read_loop", LoopView, "A loop's curves and funnels.", "refused evaluations steps"
+    ),
+    _get(_STORE + "/sessions", "list_sessions", SessionPage, "Logged conversations.", SessionFilter),
+    _get(_STORE + "/states", "list_states", StatePage, "States of conversations.", StateFilter),
+    _get(_STORE + "/states/{state}", "read_state", StateView, "A state with its messages.", StateQuery),
+    _get(_STORE + "/pairs", "list_pairs", PairPage, "Preference pairs.", PairQuery),
+    _get_paged(
+        _STORE + "/gateway", "read_gateway", GatewayView, "A gateway, its calls and clients.", "calls clients"
+    ),
+    _get_paged(_STORE + "/votes", "list_votes", VoteList, "Votes and how far voters agree.", "votes", VoteQuery),
+    _get_paged(
+        _STORE + "/redaction",
         "preview_redaction",
         RedactionView,
         "What redaction would replace.",
         "replaced values samples",
         RedactionQuery,
     ),
-    _post(_S + "/votes", "write_vote", VoteOrder, "Label a rollout or a pair."),
-    _post(_S + "/integrity", "write_integrity", IntegrityOrder, "Say whether a patch is clean."),
-    _post(_S + "/gateway/pause", "pause_gateway", PauseOrder, "Pause a gateway, or let it go on."),
+    _post(_STORE + "/votes", "write_vote", VoteRequest, "Label a rollout or a pair."),
+    _post(_STORE + "/integrity", "write_integrity", IntegrityRequest, "Say whether a patch is clean."),
+    _post(_STORE + "/gateway/pause", "pause_gateway", PauseRequest, "Pause a gateway, or let it go on."),
     Route(
         method="GET",
         path="/api/events",
         name="follow_events",
-        answer=StoreChange,
+        response=StoreChange,
         media="events",
         query=EventQuery,
         summary="Server-sent events named `change`, one for every change of a store.",

@@ -19,49 +19,51 @@ from understudy.gateway.server.http import ClientGone, HttpRequest, Receive, Sco
 from understudy.gateway.server.listen import Listener, http_url, tcp_socket
 from understudy.view.api import RawBody, ViewApi
 from understudy.view.events import ChangeWatch, send_events
-from understudy.view.faults import ViewRefused, encode, fault_of
+from understudy.view.faults import ViewRefused, encode, to_view_error
 from understudy.view.page import NOT_BUILT, Page
-from understudy.view.paging import AnswerParts, CursorScope
-from understudy.view.routes import ROUTES, EventQuery, PartQuery, Route
+from understudy.view.paging import CursorScope, PagedResponses
+from understudy.view.routes import ROUTES, EventQuery, PagedQuery, Route
 from understudy.view.security import HEADERS, AccessRules, address_for_others
 
 _log = logging.getLogger(__name__)
 
 BODY_LIMIT: Final = 20_000
-BODY_S: Final = 30.0
+BODY_TIMEOUT_S: Final = 30.0
 """For how many seconds a request may send its body."""
 WORKERS: Final = 4
-"""How many answers are computed at the same time. Further requests wait."""
+"""How many requests are computed at the same time. Further requests wait."""
 _NO_STORE: Final = ((b"cache-control", b"no-store"), *HEADERS)
 _EVENTS: Final = [(b"content-type", b"text/event-stream; charset=utf-8"), *_NO_STORE]
 
 
 class ViewServer:
-    """The ASGI application. `stopping` ends the event streams; `body_s` is for how long a body may arrive."""
+    """The ASGI application. `stopping` ends the event streams; a body may take `body_timeout_s` to arrive."""
 
-    def __init__(self, api: ViewApi, rules: AccessRules, page: Page, *, body_s: float = BODY_S) -> None:
+    def __init__(
+        self, api: ViewApi, rules: AccessRules, page: Page, *, body_timeout_s: float = BODY_TIMEOUT_S
+    ) -> None:
         self._api = api
         self._rules = rules
         self._page = page
-        self._body_s = body_s
+        self._body_timeout_s = body_timeout_s
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="view")
         self._routes = [(route, _pattern(route.path)) for route in ROUTES if route.body is None or api.may_write]
-        self._parts = AnswerParts()
+        self._paged_responses = PagedResponses()
         self.stopping = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = HttpRequest(scope, receive, send)
         try:
-            await self._answer(request, scope)
+            await self._respond(request, scope)
         except ClientGone:
             return
         except ViewRefused as refused:
             await self._refuse(request, refused)
         except UnderstudyError as error:
-            await self._refuse(request, fault_of(error))
+            await self._refuse(request, to_view_error(error))
         except Exception:  # noqa: BLE001 - a fault of ours in one answer must not end the others
             _log.exception("%s %s failed", request.method, request.path)
-            message = "the viewer failed to make this answer; its terminal has the details"
+            message = "the viewer failed to answer this request; its terminal has the details"
             await self._refuse(
                 request, ViewRefused(500, "internal", message, "reload; report it if it comes again")
             )
@@ -70,7 +72,7 @@ class ViewServer:
         if not request.started:
             await request.send_response(refused.status, refused.body(), _NO_STORE)
 
-    async def _answer(self, request: HttpRequest, scope: Scope) -> None:
+    async def _respond(self, request: HttpRequest, scope: Scope) -> None:
         if len(request.query) > 10_000:
             raise ViewRefused(
                 414,
@@ -94,22 +96,22 @@ class ViewServer:
         if route.media == "events":
             return await self._send_events(request, values)
         cursors = CursorScope(route.name, parts, values)
-        values = cursors.opened(values)
+        values = cursors.without_prefix(values)
         body = None if route.body is None else await self._body(request, route.body)
         method: Callable[..., Any] = getattr(self._api, route.name)
         work = partial(method, parts, values) if body is None else partial(method, parts, body)
-        if isinstance(values, PartQuery):
-            work = partial(self._parts.page, values.cursor, route.lists, work)
+        if isinstance(values, PagedQuery):
+            work = partial(self._paged_responses.page, values.cursor, route.lists, work)
         loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(self._workers, work)
-        if isinstance(answer, RawBody):
-            size = (b"x-size", str(answer.size).encode())
+        result = await loop.run_in_executor(self._workers, work)
+        if isinstance(result, RawBody):
+            size = (b"x-size", str(result.size).encode())
             attachment = (b"content-disposition", b"attachment")
             await request.send_response(
-                200, answer.content, (size, attachment, *_NO_STORE), content_type=b"application/octet-stream"
+                200, result.content, (size, attachment, *_NO_STORE), content_type=b"application/octet-stream"
             )
         else:
-            content = await loop.run_in_executor(self._workers, encode, cursors.closed(answer))
+            content = await loop.run_in_executor(self._workers, encode, cursors.with_prefix(result))
             await request.send_response(200, content, _NO_STORE)
 
     def _route(self, method: str, segments: Sequence[str]) -> tuple[Route, dict[str, str]]:
@@ -151,11 +153,11 @@ class ViewServer:
                 "send JSON",
             )
         try:
-            async with asyncio.timeout(self._body_s):
+            async with asyncio.timeout(self._body_timeout_s):
                 return _decoded(await self._whole_body(request), kind, "the body")
         except TimeoutError as error:
             raise ViewRefused(
-                408, "body", f"the body did not arrive within {self._body_s:g} s", "send it again, at once"
+                408, "body", f"the body did not arrive within {self._body_timeout_s:g} s", "send it again, at once"
             ) from error
 
     async def _whole_body(self, request: HttpRequest) -> bytes:
@@ -205,12 +207,12 @@ class ViewServer:
                 503, NOT_BUILT.encode(), headers, content_type=b"text/plain; charset=utf-8"
             )
             return
-        file = self._page.at(request.path)
+        file = self._page.file_at(request.path)
         if file is None:
             raise ViewRefused(404, "not_found", f"{request.path[:200]}: no such file", "reload the page")
         content = file.content
-        if file.packed is not None and b"gzip" in request.headers.get(b"accept-encoding", b""):
-            content = file.packed
+        if file.compressed is not None and b"gzip" in request.headers.get(b"accept-encoding", b""):
+            content = file.compressed
             headers.append((b"content-encoding", b"gzip"))
         own = dict(file.headers)
         kind = own.pop(b"content-type")

@@ -14,7 +14,7 @@ from understudy.train.loop.state import LoopConfig, LoopDirectory
 from understudy.train.loop.state import read as read_state
 from understudy.types import RolloutStatus, Run, is_solved
 from understudy.util.statistics import percentile, wilson
-from understudy.view.faults import ViewRefused, fault_of
+from understudy.view.faults import ViewRefused, to_view_error
 from understudy.view.open_store import ViewedStore
 from understudy.view.schema.rollouts import ComparedRuns, ComparedTask, RolloutRow
 from understudy.view.schema.stores import (
@@ -28,21 +28,21 @@ from understudy.view.schema.stores import (
 )
 
 _PENDING: tuple[RolloutStatus, ...] = ("queuing", "preparing", "running", "requeuing")
-_REASONS = 20
-_MOST_RUN_IDS = 100
+_MAX_REASONS = 20
+_MAX_RUN_IDS = 100
 
 
-def summary(viewed: ViewedStore) -> StoreSummary:
+def summarise(viewed: ViewedStore) -> StoreSummary:
     """Return what a store contains. If it cannot be read or is gone, the summary says so."""
     try:
         if viewed.kind == "loop":
             return _loop_summary(viewed)
-        with viewed.briefly() as store:
+        with viewed.short_read() as store:
             return _store_summary(viewed, store)
     except ViewRefused as refused:
         return _unreadable(viewed, refused, "missing")
     except UnderstudyError as error:
-        return _unreadable(viewed, fault_of(error), "unreadable")
+        return _unreadable(viewed, to_view_error(error), "unreadable")
 
 
 def _unreadable(viewed: ViewedStore, refused: ViewRefused, state: str) -> StoreSummary:
@@ -75,8 +75,8 @@ def _store_summary(viewed: ViewedStore, store: Store) -> StoreSummary:
         kind=kind,
         state="ok",
         parent_id=viewed.parent_id,
-        run_ids=tuple(run.id for run in runs[-_MOST_RUN_IDS:]),
-        about=_about(runs[-1]) if runs else {},
+        run_ids=tuple(run.id for run in runs[-_MAX_RUN_IDS:]),
+        about=_run_settings(runs[-1]) if runs else {},
         tasks=sum(len(run.config.get("tasks") or ()) for run in runs),
         rollouts=dict(rollouts),
         solved=solved,
@@ -130,7 +130,7 @@ def _changed_at(viewed: ViewedStore) -> float | None:
     return max(times) / 1e9 if any(times) else None
 
 
-def _about(run: Run) -> dict[str, str]:
+def _run_settings(run: Run) -> dict[str, str]:
     """Return the most interesting parts of a run's configuration."""
     config = run.config
     values = {
@@ -171,7 +171,7 @@ def health(store: Store, rows: Sequence[RolloutRow]) -> StoreHealth:
             for phase, times in phases.items()
         ),
         faults=_by_boundary(faults),
-        unsolved=dict(unsolved.most_common(_REASONS)),
+        unsolved=dict(unsolved.most_common(_MAX_REASONS)),
         versions=dict(versions),
     )
 
@@ -180,13 +180,15 @@ def _open_rollouts(rows: Sequence[RolloutRow]) -> tuple[OpenRollouts, ...]:
     now, by_status = time.time(), dict[RolloutStatus, list[RolloutRow]]()
     for row in rows:
         by_status.setdefault(row.status, []).append(row)
-    found: list[OpenRollouts] = []
+    open_rollouts: list[OpenRollouts] = []
     for status in _PENDING:
         if members := by_status.get(status):
             oldest = min(members, key=lambda row: row.updated_at)
             age = max(0.0, now - oldest.updated_at)
-            found.append(OpenRollouts(status=status, rollouts=len(members), oldest_id=oldest.id, oldest_s=age))
-    return tuple(found)
+            open_rollouts.append(
+                OpenRollouts(status=status, rollouts=len(members), oldest_id=oldest.id, oldest_s=age)
+            )
+    return tuple(open_rollouts)
 
 
 def _by_boundary(faults: Sequence[AttemptFault]) -> tuple[BoundaryFaults, ...]:
@@ -204,7 +206,7 @@ def _by_boundary(faults: Sequence[AttemptFault]) -> tuple[BoundaryFaults, ...]:
     )
 
 
-def compared(
+def compare_runs(
     before: ViewedStore, after: ViewedStore, first: Sequence[RolloutRow], second: Sequence[RolloutRow]
 ) -> ComparedRuns:
     """Compare two stores by task, with the greatest change first."""
@@ -261,7 +263,7 @@ class SummaryCache:
         is_same_file = cached is not None and cached[0][:1] == stamp[:1] and cached[0][1:2] <= stamp[1:2]
         if cached is not None and (cached[0] == stamp or (is_same_file and now < cached[1])):
             return cached[2]
-        new_summary = summary(viewed)
+        new_summary = summarise(viewed)
         ended = time.monotonic()
         self._summaries[viewed.id] = (
             stamp,

@@ -18,7 +18,7 @@ from understudy.store import Store
 from understudy.store.training import StepTokenValues
 from understudy.trajectory.samples import Segment
 from understudy.types import Call
-from understudy.view.paging import ROOM, shortened, size_of
+from understudy.view.paging import MAX_ROW_BYTES, shortened, size_of
 from understudy.view.routes import TokenQuery
 from understudy.view.schema.rollouts import TokenPage, TrainerTokens
 from understudy.view.transcripts import Transcript, segment_of, segment_view
@@ -38,7 +38,7 @@ class TokenTexts:
             ) from error
         self._texts: dict[int, str] = {}
 
-    def of(self, ids: Sequence[int]) -> tuple[str, ...]:
+    def decode(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Return the text of each id. Part of a character is shown as the replacement character."""
         return tuple(self._text(each) for each in ids)
 
@@ -62,20 +62,24 @@ class TokenizerFinder:
         self._by_directory: dict[Path, TokenTexts | None] = {}
         self._scripted: TokenTexts | None = None
 
-    def of_run(self, config: Mapping[str, Any]) -> TokenTexts | None:
+    def for_run(self, config: Mapping[str, Any]) -> TokenTexts | None:
         """Return the tokenizer of a run, or None if it is not on this machine. Nothing is downloaded."""
         if self._chosen is not None:
             return self._chosen
-        high = _at(config, "gateway", "models", "high")
+        high = _nested(config, "gateway", "models", "high")
         for name in (high.get("tokenizer"), config.get("weights")):
             if not isinstance(name, str) or not name:
                 continue
             directory = directory_of(name)
             if (directory / "tokenizer.json").is_file() and (texts := self._load(directory)) is not None:
                 return texts
-        return self._of_scripted() if high.get("backend") == "embedded" and not config.get("weights") else None
+        return (
+            self._for_scripted_models()
+            if high.get("backend") == "embedded" and not config.get("weights")
+            else None
+        )
 
-    def _of_scripted(self) -> TokenTexts:
+    def _for_scripted_models(self) -> TokenTexts:
         """Return the tokenizer of the scripted models, which comes with the package."""
         with self._lock:
             self._scripted = self._scripted or TokenTexts(SCRIPTED, "the scripted models' tokenizer")
@@ -92,7 +96,7 @@ class TokenizerFinder:
             return self._by_directory[directory]
 
 
-def _at(value: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def _nested(value: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     current: Any = value
     for key in keys:
         current = cast("Mapping[str, Any]", current).get(key) if isinstance(current, dict) else None
@@ -100,7 +104,7 @@ def _at(value: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 
 def token_page(
-    store: Store, transcript: Transcript, query: TokenQuery, texts: TokenTexts | None, room: int = ROOM
+    store: Store, transcript: Transcript, query: TokenQuery, texts: TokenTexts | None, room: int = MAX_ROW_BYTES
 ) -> TokenPage:
     """Return the tokens of a call, or of its whole segment, as many as take at most `room` bytes.
 
@@ -148,7 +152,7 @@ def token_page(
         call_start=call_start,
         call_end=call_end,
         ids=ids,
-        texts=() if texts is None else texts.of(ids),
+        texts=() if texts is None else texts.decode(ids),
         logprobs=tuple(
             value if mask else None
             for value, mask in zip(segment.logprobs[start:stop], segment.loss_mask[start:stop], strict=True)

@@ -1,4 +1,4 @@
-"""The calls of an attempt as turns: read piece by piece, reduced to what each call adds, and cached for a while.
+"""The calls of an attempt as turns: read in batches, reduced to what each call adds, and cached for a while.
 
 A call's request repeats the whole conversation; a turn has only what is new in it, and only the beginning of long
 texts. So reading takes time linear in the conversation's length, and the first turns can be shown before the last
@@ -24,8 +24,8 @@ from understudy.store.calls import RequestTree
 from understudy.trajectory.samples import Outlined, Segment, SegmentOutline, outline
 from understudy.trajectory.tree import Node, Trajectory, TreeBuilder
 from understudy.types import Call
-from understudy.view.faults import missing
-from understudy.view.paging import ROOM, fit, shortened, size_of
+from understudy.view.faults import not_found
+from understudy.view.paging import MAX_ROW_BYTES, rows_that_fit, shortened, size_of
 from understudy.view.routes import BodyQuery
 from understudy.view.schema import TEXT_CHARACTERS
 from understudy.view.schema.rollouts import (
@@ -51,22 +51,22 @@ from understudy.wire.stored import (
     read_response,
 )
 
-_SHORT = 300
+_SHORT_TEXT_CHARACTERS = 300
 """If a turn's blocks do not fit on a page, this many characters of each text are shown."""
-_MOST_IMAGES = 50
+_MAX_IMAGES = 50
 """As many of a shortened block's images are shown."""
-_WHOLE = 1 << 53
-_ACTION = 160
-_PIECE = 100
+_NO_LIMIT = 1 << 53
+_MAX_ACTION_CHARACTERS = 160
+_BATCH_CALLS = 100
 """How many calls are read at once."""
 _PAUSE_S = 0.0005
-"""How many seconds the lock of a transcript is released between two pieces, so that waiting threads can get it."""
-_CACHE_BYTES = 12_000_000
+"""How many seconds the lock of a transcript is released between batches, so that waiting threads can get it."""
+_CACHE_CHARACTERS = 12_000_000
 """About how many characters of tool results are kept per attempt.
 
 If there are very many results, less of each is kept.
 """
-MOST_ACTIONS = 200
+MAX_ACTIONS = 200
 """The most turns of a rollout that are compared with those of others."""
 
 
@@ -109,13 +109,13 @@ class Transcript:
             for index, node in enumerate(self.nodes)
             if node.role == "main" and not node.superseded and not node.alternative
         )
-        return tuple(islice(main, MOST_ACTIONS + 1))
+        return tuple(islice(main, MAX_ACTIONS + 1))
 
     def index(self, call_id: str) -> int:
         """Return the index of a call. Raises ViewRefused if there is none."""
         index = self._by_call.get(call_id)
         if index is None:
-            raise missing(f"this attempt has no call {call_id[:100]!r}", "give a `call_id` from its turns")
+            raise not_found(f"this attempt has no call {call_id[:100]!r}", "give a `call_id` from its turns")
         return index
 
     def of_branch(self, branch: str | None) -> Sequence[int]:
@@ -130,7 +130,7 @@ class Transcript:
 
 
 class TranscriptReader:
-    """Reads the calls of an attempt piece by piece. Each call costs only what is new in it.
+    """Reads the calls of an attempt in batches. Each call costs only what is new in it.
 
     Only the beginnings of tool results are kept, unless `whole` is set. `size` is about how many characters are
     held.
@@ -145,23 +145,23 @@ class TranscriptReader:
 
     def _begin(self, total: int) -> None:
         self._tree = RequestTree()
-        most = min(TEXT_CHARACTERS, max(_SHORT, _CACHE_BYTES // max(1, total)))
-        self._reader = RequestReader(self._tree.steps, None if self._whole else most)
+        max_characters = min(TEXT_CHARACTERS, max(_SHORT_TEXT_CHARACTERS, _CACHE_CHARACTERS // max(1, total)))
+        self._reader = RequestReader(self._tree.steps, None if self._whole else max_characters)
         self._builder = TreeBuilder()
         self._read = 0
         self._last = -1
         self._total = total
         self._transcript: Transcript | None = None
-        self._held = self.size = 0
+        self._node_characters = self.size = 0
 
     def read(self, store: Store, until: int | None) -> Transcript:
         """Return the transcript with at least `until` calls (default: all)."""
-        needed = self.wanted(store, until)
-        while self.extend(store, needed):
+        needed = self.calls_needed(store, until)
+        while self.read_batch(store, needed):
             pass
         return self.transcript(needed)
 
-    def wanted(self, store: Store, until: int | None) -> int:
+    def calls_needed(self, store: Store, until: int | None) -> int:
         """Return how many of the calls that exist now must be read for the first `until` calls (default: all)."""
         self._total = total = store.calls.count(self._attempt_id)
         # A call that began earlier may be stored later, but the tree needs calls in the order in which they began.
@@ -186,11 +186,11 @@ class TranscriptReader:
             return (transcript.total, len(transcript.nodes)) == (self._total, self._read)
         return len(transcript.nodes) >= needed and self._read < 1.5 * len(transcript.nodes)
 
-    def extend(self, store: Store, needed: int) -> bool:
-        """Read the next piece of the first `wanted` calls. Returns False if there is none."""
+    def read_batch(self, store: Store, needed: int) -> bool:
+        """Read the next batch of the first `needed` calls. Returns False if there is none."""
         if self._read >= needed:
             return False
-        limit = min(needed - self._read, _PIECE)
+        limit = min(needed - self._read, _BATCH_CALLS)
         piece = store.calls.in_parts(self._attempt_id, self._tree, self._last, limit)
         conversations: dict[str, Conversation] = {}
         for call, position in piece:
@@ -205,15 +205,15 @@ class TranscriptReader:
         for call, _ in piece:
             node = self._builder.add(call, conversations[call.id])
             node.shorten()
-            self._held += 3_000 + estimated_characters(node.answer or ())
+            self._node_characters += 3_000 + estimated_characters(node.answer or ())
             if call.id in others:
-                self._held += estimated_characters(node.conversation.blocks)
+                self._node_characters += estimated_characters(node.conversation.blocks)
             node.call = msgspec.structs.replace(call, response=b"")
             self._last = call.sequence
         self._read += len(piece)
         self._tree.contents = {}
         outers = sum(map(len, self._tree.outers.values()))
-        self.size = self._held + self._reader.characters + outers + 300 * len(self._tree.steps)
+        self.size = self._node_characters + self._reader.characters + outers + 300 * len(self._tree.steps)
         return bool(piece)
 
 
@@ -231,7 +231,7 @@ class TranscriptCache:
     ) -> Generator[Transcript]:
         """Yield the transcript of an attempt with at least the first `until` calls (default: all).
 
-        `within_s` limits the reading to this many seconds, but at least one more piece. Raises StoreError.
+        `within_s` limits the reading to this many seconds, but reads at least one more batch. Raises StoreError.
         """
         with self._lock:
             reader = self._readers.get((key, attempt_id))
@@ -239,10 +239,10 @@ class TranscriptCache:
                 reader = self._readers.setdefault((key, attempt_id), TranscriptReader(attempt_id))
             self._readers.move_to_end((key, attempt_id))
         with reader.lock:
-            needed = reader.wanted(store, until)
+            needed = reader.calls_needed(store, until)
         # Requests for calls that are read already do not wait for other requests.
         end = math.inf if within_s is None else time.monotonic() + within_s
-        while self._extended(reader, store, needed) and time.monotonic() < end:
+        while self._read_batch(reader, store, needed) and time.monotonic() < end:
             time.sleep(_PAUSE_S)
         with reader.lock:
             yield reader.transcript(needed if within_s is None else 0)
@@ -251,23 +251,23 @@ class TranscriptCache:
             while size > self._limit and len(self._readers) > 1:
                 size -= self._readers.popitem(last=False)[1].size
 
-    def _extended(self, reader: TranscriptReader, store: Store, needed: int) -> bool:
+    def _read_batch(self, reader: TranscriptReader, store: Store, needed: int) -> bool:
         with reader.lock:
-            return reader.extend(store, needed)
+            return reader.read_batch(store, needed)
 
 
-def whole_turns(store: Store, attempt_id: str) -> tuple[TurnView, ...]:
+def complete_turns(store: Store, attempt_id: str) -> tuple[TurnView, ...]:
     """Return the turns of an attempt with complete texts. Raises StoreError."""
     transcript = TranscriptReader(attempt_id, whole=True).read(store, None)
-    return tuple(transcript.turn(index, _WHOLE) for index in range(len(transcript.nodes)))
+    return tuple(transcript.turn(index, _NO_LIMIT) for index in range(len(transcript.nodes)))
 
 
 def _request_blocks(node: Node) -> list[Block]:
     """Return what is new in a request. What a superseded call asked is shown with the call that replaced it."""
-    return [] if node.superseded else _not_answers(node.conversation.blocks[node.fresh :])
+    return [] if node.superseded else _without_assistant_blocks(node.conversation.blocks[node.fresh :])
 
 
-def _not_answers(blocks: Sequence[Block]) -> list[Block]:
+def _without_assistant_blocks(blocks: Sequence[Block]) -> list[Block]:
     return [block for block in blocks if block.role != "assistant"]
 
 
@@ -313,13 +313,15 @@ def _action(index: int, node: Node) -> GroupTurn:
     digest = hashlib.sha256()
     for block in node.answer or ():
         if block.kind == "tool_use":
-            parts.append(f"{block.name} {block.arguments[:_ACTION]}")
+            parts.append(f"{block.name} {block.arguments[:_MAX_ACTION_CHARACTERS]}")
             digest.update(f"\0{block.name}\0{block.arguments}".encode(errors="replace"))
         elif block.kind == "text":
-            parts.append(block.text[: 4 * _ACTION])
+            parts.append(block.text[: 4 * _MAX_ACTION_CHARACTERS])
             digest.update(f"\1{block.text.strip()}".encode(errors="replace"))
     action = " ".join(" | ".join(parts).split())
-    return GroupTurn(call_id=node.call.id, index=index, action=action[:_ACTION], digest=digest.hexdigest()[:12])
+    return GroupTurn(
+        call_id=node.call.id, index=index, action=action[:_MAX_ACTION_CHARACTERS], digest=digest.hexdigest()[:12]
+    )
 
 
 def _call_id(node: Node | None) -> str | None:
@@ -342,7 +344,7 @@ def turn_page(transcript: Transcript, branch: str | None, start: int, limit: int
     turns = transcript.of_branch(branch)
     total = transcript.total if branch is None else len(turns)
     views: list[TurnView] = []
-    room = ROOM
+    room = MAX_ROW_BYTES
     for index in turns[start : start + limit]:
         view = transcript.turn(index)
         size = size_of(view)
@@ -363,11 +365,11 @@ def _fitting_turn(turn: TurnView, room: int) -> TurnView:
     view = msgspec.structs.replace(turn, asked=(), answered=answered)
     if size_of(view) > room - 10_000:
         view = shortened(view, room - 10_000)
-    left = room - size_of(view)
+    room_left = room - size_of(view)
     request_views: list[BlockView] = []
-    for block in map(_short, reversed(turn.asked)):
-        left -= size_of(block) + 1
-        if left < 0:
+    for block in map(_shortened_block, reversed(turn.asked)):
+        room_left -= size_of(block) + 1
+        if room_left < 0:
             break
         request_views.append(block)
     left_out = len(turn.asked) - len(request_views)
@@ -382,7 +384,7 @@ def fit_blocks(blocks: Sequence[BlockView], room: int) -> tuple[BlockView, ...]:
         return tuple(blocks)
     chosen: list[BlockView] = []
     room -= 500
-    for block in map(_short, blocks):
+    for block in map(_shortened_block, blocks):
         room -= size_of(block) + 1
         if room < 0:
             text = f"{len(blocks) - len(chosen):,} more blocks do not fit on this page and are left out"
@@ -392,13 +394,13 @@ def fit_blocks(blocks: Sequence[BlockView], room: int) -> tuple[BlockView, ...]:
     return tuple(chosen)
 
 
-def _short(block: BlockView) -> BlockView:
+def _shortened_block(block: BlockView) -> BlockView:
     return msgspec.structs.replace(
         block,
-        text=block.text[:_SHORT],
-        arguments=block.arguments[:_SHORT],
-        name=block.name[:_SHORT],
-        images=block.images[:_MOST_IMAGES],
+        text=block.text[:_SHORT_TEXT_CHARACTERS],
+        arguments=block.arguments[:_SHORT_TEXT_CHARACTERS],
+        name=block.name[:_SHORT_TEXT_CHARACTERS],
+        images=block.images[:_MAX_IMAGES],
     )
 
 
@@ -430,10 +432,10 @@ def _image_view(image: Part) -> ImageView:
     return ImageView(media_type=media_type, size=characters * 3 // 4)
 
 
-def body_range(store: Store, transcript: Transcript, query: BodyQuery) -> TextRange:
+def block_range(store: Store, transcript: Transcript, query: BodyQuery) -> TextRange:
     """Return part of a block's text, arguments or image. Raises ViewRefused if there is no such block."""
     ref = query.ref
-    call_id, _, rest = ref.rpartition("/")
+    call_id, _, number = ref.rpartition("/")
     call_id, _, part = call_id.rpartition("/")
     node = transcript.nodes[transcript.index(call_id)]
     call = store.calls.get(call_id)
@@ -441,18 +443,18 @@ def body_range(store: Store, transcript: Transcript, query: BodyQuery) -> TextRa
     fresh = len(node.conversation.blocks) - node.fresh
     blocks: dict[str, Sequence[Block]] = {
         "system": [Block(0, "system", "text", text=text) for text in conversation.instructions],
-        "asked": _not_answers(conversation.blocks[len(conversation.blocks) - fresh :]),
+        "asked": _without_assistant_blocks(conversation.blocks[len(conversation.blocks) - fresh :]),
         "answered": read_response(call) or (),
     }
-    if part not in blocks or not rest.isdecimal() or int(rest) >= len(blocks[part]):
-        raise missing(
+    if part not in blocks or not number.isdecimal() or int(number) >= len(blocks[part]):
+        raise not_found(
             f"ref: {ref[:100]!r} names no block of this attempt", "give the `ref` of a block of one of its turns"
         )
-    block = blocks[part][int(rest)]
+    block = blocks[part][int(number)]
     if query.field != "image":
         return text_range(getattr(block, query.field), query.offset, query.length)
     if query.image >= len(block.images):
-        raise missing(
+        raise not_found(
             f"image: there is no image {query.image}; the block has {len(block.images)}",
             "give a number below that; the first is 0",
         )
@@ -462,7 +464,7 @@ def body_range(store: Store, transcript: Transcript, query: BodyQuery) -> TextRa
 def text_range(text: str, offset: int, length: int) -> TextRange:
     """Return the part of a text that fits on a page."""
     part = text[offset : offset + length]
-    while size_of(part) > ROOM:
+    while size_of(part) > MAX_ROW_BYTES:
         part = part[: len(part) // 2]
     after = offset + len(part)
     return TextRange(text=part, offset=offset, size=len(text), next=after if part and after < len(text) else None)
@@ -472,7 +474,7 @@ def call_page(transcript: Transcript, branch: str | None, start: int, limit: int
     """Return the calls of a branch, or all calls, on one line each."""
     turns = transcript.of_branch(branch)
     total = transcript.total if branch is None else len(turns)
-    lines = fit([_call_line(index, transcript.nodes[index]) for index in turns[start : start + limit]])
+    lines = rows_that_fit([_call_line(index, transcript.nodes[index]) for index in turns[start : start + limit]])
     after = start + len(lines)
     return CallPage(calls=lines, start=start, total=total, next=after if lines and after < total else None)
 
@@ -499,11 +501,11 @@ def _branch_views(nodes: Sequence[Node], indices: dict[str, int]) -> tuple[Branc
     branches: dict[str, list[Node]] = {}
     for node in nodes:
         branches.setdefault(node.branch, []).append(node)
-    above = {name: _above(own[0], branches) for name, own in branches.items()}
+    above = {name: _parent_branch(own[0], branches) for name, own in branches.items()}
     return tuple(_branch_view(name, own, above, indices[own[0].call.id]) for name, own in branches.items())
 
 
-def _above(first: Node, branches: dict[str, list[Node]]) -> str | None:
+def _parent_branch(first: Node, branches: dict[str, list[Node]]) -> str | None:
     """Return the branch that a branch hangs under.
 
     What follows a compaction is a sibling of what was summarised.

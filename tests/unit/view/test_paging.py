@@ -10,7 +10,15 @@ import pytest
 from msgspec import Struct
 
 from understudy.view.faults import ViewRefused, encode
-from understudy.view.paging import ROOM, AnswerParts, decode_cursor, encode_cursor, fit, shortened, size_of
+from understudy.view.paging import (
+    MAX_ROW_BYTES,
+    PagedResponses,
+    decode_cursor,
+    encode_cursor,
+    rows_that_fit,
+    shortened,
+    size_of,
+)
 from understudy.view.routes import ROUTES
 from understudy.view.schema import PAGE_BYTES
 from understudy.view.schema.rollouts import TaskSample
@@ -34,7 +42,7 @@ class Answer(Struct, frozen=True):
 LISTS = ("names", "counts", "inner.rows")
 
 
-def pages(answer: Answer, parts: AnswerParts) -> Iterator[Answer]:
+def pages(answer: Answer, parts: PagedResponses) -> Iterator[Answer]:
     cursor = None
     while True:
         page = parts.page(cursor, LISTS, lambda: answer)
@@ -48,7 +56,7 @@ def pages(answer: Answer, parts: AnswerParts) -> Iterator[Answer]:
 def test_lists_of_an_answer_come_in_parts_with_its_plain_values_in_each():
     names = tuple(f"{n} {HOSTILE * 20}" for n in range(3_000))
     answer = Answer(7, names, {f"c{n}": n for n in range(30_000)}, Inner(names, "said"))
-    found = list(pages(answer, AnswerParts()))
+    found = list(pages(answer, PagedResponses()))
     assert len(found) > 5
     assert {(page.total, page.inner and page.inner.text) for page in found} == {(7, "said")}
     assert tuple(name for page in found for name in page.names) == names
@@ -58,11 +66,11 @@ def test_lists_of_an_answer_come_in_parts_with_its_plain_values_in_each():
 
 def test_pages_are_of_one_answer_and_go_on_after_it_was_forgotten():
     many = tuple(f"{n:0100}" for n in range(10_000))
-    parts = AnswerParts()
+    parts = PagedResponses()
     first = parts.page(None, LISTS, lambda: Answer(1, many, {}, None))
     second = parts.page(first.next, LISTS, lambda: Answer(2, (), {}, None))  # type: ignore[attr-defined]
     assert second.total == 1 and second.names[0] == many[len(first.names)]  # type: ignore[attr-defined]
-    again = AnswerParts().page(first.next, LISTS, lambda: Answer(3, many, {}, None))  # type: ignore[attr-defined]
+    again = PagedResponses().page(first.next, LISTS, lambda: Answer(3, many, {}, None))  # type: ignore[attr-defined]
     assert again.total == 3 and again.names == second.names  # type: ignore[attr-defined]
 
 
@@ -79,21 +87,21 @@ def _cursor_of(number: int) -> str:
 
 def test_a_small_answer_is_one_page_and_foreign_cursors_are_refused():
     answer = Answer(1, ("a",), {"b": 1}, None)
-    assert list(pages(answer, AnswerParts())) == [answer]
+    assert list(pages(answer, PagedResponses())) == [answer]
     for cursor in ("", "x", encode_cursor(1, "0:0"), encode_cursor("x", "0"), encode_cursor("x", "9:0")):
         with pytest.raises(ViewRefused, match="cursor"):
-            AnswerParts().page(cursor, LISTS, lambda: answer)
+            PagedResponses().page(cursor, LISTS, lambda: answer)
 
 
 def test_a_row_that_is_too_long_alone_is_cut_and_others_are_not():
     long = Inner(("x" * 1_000,) * 1_000, HOSTILE * 100_000)
-    (cut,) = fit([long])
-    assert size_of(cut) <= ROOM and cut.text.endswith("…") and cut.rows[0].startswith("x" * 100)
+    (cut,) = rows_that_fit([long])
+    assert size_of(cut) <= MAX_ROW_BYTES and cut.text.endswith("…") and cut.rows[0].startswith("x" * 100)
     short = Inner(("a",), "b")
-    assert fit([short, long, short]) == (short,)
-    assert shortened(short, ROOM) is short
+    assert rows_that_fit([short, long, short]) == (short,)
+    assert shortened(short, MAX_ROW_BYTES) is short
     big = Answer(1, (), {}, long)
-    assert len(list(pages(big, AnswerParts()))) >= 1
+    assert len(list(pages(big, PagedResponses()))) >= 1
 
 
 def test_sizes_count_what_json_takes():
@@ -110,7 +118,7 @@ def test_sizes_count_what_json_takes():
 def test_an_answer_in_parts_has_no_list_that_is_sent_with_each_of_them():
     for route in ROUTES:
         if route.lists:
-            assert set(_lists(route.answer)) <= set(route.lists), route.name
+            assert set(_lists(route.response)) <= set(route.lists), route.name
 
 
 def _lists(kind: type[Struct], prefix: str = "") -> Iterator[str]:

@@ -1,7 +1,7 @@
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { storesQuery } from "./queries";
 import { answer, api, source } from "./source";
-import type { VoteOrder } from "./types";
+import type { VoteRequest } from "./types";
 
 /** Whether this page may write: not in a file, and not with `--read-only`. */
 export function useMayWrite(): boolean {
@@ -17,7 +17,7 @@ function useRefresh(store: string): () => Promise<void> {
 /** Stores a label of a rollout or a pair, or takes it back. */
 export function useVote(store: string) {
   return useMutation({
-    mutationFn: (order: VoteOrder) =>
+    mutationFn: (order: VoteRequest) =>
       answer(api.POST("/api/stores/{store}/votes", { params: { path: { store } }, body: order })),
     onSuccess: useRefresh(store),
   });

@@ -826,8 +826,9 @@ export interface components {
          * Finding
          * @description Something notable about an attempt that did not end it; `kind` is a short name, `message` explains it.
          *
-         *         Kinds: `budget` (the attempt used up its budget), `context` (it filled the model's context), `session-log` (the
-         *         agent's own log differs from the calls). `call_id` is the call concerned, if it is about one.
+         *         Kinds: `answer limit` (the last answer was cut off at its maximum length, and the agent gave up), `budget` (the
+         *         attempt used up its budget), `context` (it filled the model's context), `session-log` (the agent's own log
+         *         differs from the calls). `call_id` is the call concerned, if it is about one.
          */
         Finding: {
             kind: string;
@@ -1761,10 +1762,10 @@ export interface components {
             context: string;
         };
         /**
-         * Written
+         * WriteResponse
          * @description The request was stored.
          */
-        Written: {
+        WriteResponse: {
             /** @default true */
             stored: boolean;
         };
@@ -1781,12 +1782,12 @@ export interface components {
             state: "missing" | "ok" | "unreadable";
         };
         /**
-         * VoteOrder
+         * VoteRequest
          * @description A label to store: `chosen`, `rejected` or `skip` for a pair; `include`, `exclude` or another for a rollout.
          *
          *         Without a label, the voter's vote is removed.
          */
-        VoteOrder: {
+        VoteRequest: {
             /** @enum {unknown} */
             subject: "pair" | "rollout";
             subject_id: string;
@@ -1796,20 +1797,20 @@ export interface components {
             note: string;
         };
         /**
-         * IntegrityOrder
+         * IntegrityRequest
          * @description A person's decision on whether a rollout's patch is clean, and why.
          */
-        IntegrityOrder: {
+        IntegrityRequest: {
             rollout_id: string;
             /** @enum {unknown} */
             status: "clean" | "suspicious";
             note: string;
         };
         /**
-         * PauseOrder
+         * PauseRequest
          * @description Pause a gateway, or let it continue.
          */
-        PauseOrder: {
+        PauseRequest: {
             paused: boolean;
             /** @default 0 */
             drain_s: number;
@@ -2651,7 +2652,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["VoteOrder"];
+                "application/json": components["schemas"]["VoteRequest"];
             };
         };
         responses: {
@@ -2661,7 +2662,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Written"];
+                    "application/json": components["schemas"]["WriteResponse"];
                 };
             };
             /** @description What went wrong. */
@@ -2721,7 +2722,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["IntegrityOrder"];
+                "application/json": components["schemas"]["IntegrityRequest"];
             };
         };
         responses: {
@@ -2731,7 +2732,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Written"];
+                    "application/json": components["schemas"]["WriteResponse"];
                 };
             };
             /** @description What went wrong. */
@@ -2756,7 +2757,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["PauseOrder"];
+                "application/json": components["schemas"]["PauseRequest"];
             };
         };
         responses: {
@@ -2766,7 +2767,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Written"];
+                    "application/json": components["schemas"]["WriteResponse"];
                 };
             };
             /** @description What went wrong. */

@@ -27,7 +27,7 @@ export type TaskSample = Schemas["TaskSample"];
 export type TokenPage = Schemas["TokenPage"];
 export type TurnView = Schemas["TurnView"];
 export type VerdictView = Schemas["VerdictView"];
-export type VoteOrder = Schemas["VoteOrder"];
+export type VoteRequest = Schemas["VoteRequest"];
 
 export type RolloutFilter = NonNullable<operations["list_rollouts"]["parameters"]["query"]>;
 

@@ -66,7 +66,7 @@ class VoteView(Struct, frozen=True, kw_only=True):
     voted_at: float
 
 
-class VoteOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VoteRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A label to store: `chosen`, `rejected` or `skip` for a pair; `include`, `exclude` or another for a rollout.
 
     Without a label, the voter's vote is removed.
@@ -88,7 +88,7 @@ class VoteList(Struct, frozen=True, kw_only=True):
     next: str | None = None
 
 
-class IntegrityOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class IntegrityRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A person's decision on whether a rollout's patch is clean, and why."""
 
     rollout_id: Annotated[str, Meta(min_length=1, max_length=500)]
@@ -96,14 +96,14 @@ class IntegrityOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     note: Annotated[str, Meta(min_length=1, max_length=2_000)]
 
 
-class PauseOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PauseRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Pause a gateway, or let it continue."""
 
     paused: bool
     drain_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
 
 
-class Written(Struct, frozen=True):
+class WriteResponse(Struct, frozen=True):
     """The request was stored."""
 
     stored: bool = True
