@@ -95,6 +95,14 @@ def test_nothing_to_grade_is_an_error_of_its_own(calc_tasks: Path, tmp_path: Pat
         assert output["refused_rows"] + output["error"] == 1
 
 
+def test_report_files_of_predictions_without_a_model_say_so(calc_tasks: Path, tmp_path: Path):
+    without_model = json.dumps({"instance_id": "calc-0", "model_patch": ""})
+    output = graded(tmp_path, predictions(tmp_path / "p.jsonl", without_model), code=0)
+    assert Path(output["summary"]).name == "unnamed-model.understudy.json"
+    output = graded(tmp_path, predictions(tmp_path / "q.jsonl", "nonsense"), code=2)
+    assert Path(output["summary"]).name == "unnamed-model.understudy.json"
+
+
 def test_gold_patches_of_some_instances(calc_tasks: Path, tmp_path: Path):
     chosen = ("-t", calc_tasks, "--instance-ids", "calc-1,calc-3")
     done = understudy("grade", "gold", *chosen, "-o", tmp_path / "out", "--validate", "--json")

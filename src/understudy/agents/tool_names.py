@@ -5,11 +5,11 @@ Agents ignore such names, and would work with fewer tools than were asked for.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection
 
 from understudy.errors import ConfigError
+from understudy.util.text import closest
 
 _NAME = re.compile(r"\w[\w.-]*")
 
@@ -39,6 +39,5 @@ def read_tool_names(
 
 
 def _suggestion(name: str, available: Collection[str]) -> str:
-    by_lower = {each.lower(): each for each in available}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return f", did you mean {by_lower[close[0]]!r}?" if close else ""
+    similar = closest(name, available)
+    return f", did you mean {similar!r}?" if similar else ""

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError, TaskError
-from understudy.grade.reports import NO_MODEL, name_part
+from understudy.grade.reports import UNNAMED_MODEL, name_part
 from understudy.tasks.patch import MAX_PATCH_BYTES, NO_PATCH
 from understudy.types import Task
 
@@ -137,7 +137,7 @@ class Predictions:
         """Record the row in `content` and return it; None if it is invalid or its instance is not wanted."""
         try:
             row = _row(content)
-            model = row.model_name_or_path or NO_MODEL
+            model = row.model_name_or_path or UNNAMED_MODEL
             name_part(model)
             first = bytes(memoryview(row.model_patch)[:2])
             if first[:1] not in (b'"', b"n"):

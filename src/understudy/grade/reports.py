@@ -23,8 +23,8 @@ from understudy.util.files import atomic_write
 
 LOGS = Path("logs", "run_evaluation")
 REPORT, VERDICT = "report.json", "verdict.json"
-NO_MODEL = "None"
-"""The model name of predictions without one, as in SWE-bench's harness."""
+UNNAMED_MODEL = "unnamed-model"
+"""The model name of predictions without one, in the names of their report files."""
 
 _TIMED_OUT = "did not end in"
 UNSURE = "unsure, for the task did not pass validation"

@@ -43,9 +43,9 @@ from understudy.grade.apply import apply_patch
 from understudy.grade.audit import audit
 from understudy.grade.faults import PatchFault, attribute_faults, with_untrusted_code
 from understudy.grade.gate import GatedPatch, gate, intruders
-from understudy.grade.outlines import outlines_of
+from understudy.grade.gold_outlines import outlines_of_gold
+from understudy.grade.grading_lock import grading_lock
 from understudy.grade.recording import APPLIED_HERE, RecordingSandbox
-from understudy.grade.turns import turn
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, hidden_mounts, other_hash_seed, sandbox_spec
@@ -72,7 +72,7 @@ async def grade(
 
     The audit's findings are in the verdict's `integrity`; the reward is what the checks say. Raises GraderError
     or SandboxError when the patch could not be graded: that is never a reward. Gradings with the same hidden tests
-    take turns (see `understudy.grade.turns`).
+    wait for each other (see `understudy.grade.grading_lock`).
     """
     gated = await asyncio.to_thread(gate, patch, prepared.task, prepared.tree)
     weak: dict[str, str] = {}
@@ -84,7 +84,7 @@ async def grade(
         reason = f"only files that do not count: {dropped}" if dropped else "empty patch"
         verdict = Verdict(reward=0.0, reason=reason)
     else:
-        async with turn(prepared.task, cache_dir()):
+        async with grading_lock(prepared.task, cache_dir()):
             # The versions run before the tests: what runs later can read what earlier code left in the kernel,
             # such as which pages of a file are cached, and the tests hold all that the versions withhold.
             judgement = await _ask_versions(prepared, gated, sandboxes, environment)
@@ -419,7 +419,7 @@ async def validate(
                 )
             return seen
 
-        outlines = await asyncio.to_thread(outlines_of, graded, gated)
+        outlines = await asyncio.to_thread(outlines_of_gold, graded, gated)
         timeout_s = min(task.checks.timeout_s, _LEAST_TIMEOUT_S + 4 * gold.checks_s)
         limited = replace(graded, task=replace(task, checks=replace(task.checks, timeout_s=timeout_s)))
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from understudy.ingest.tool_lists import ToolsSource
 from understudy.ingest.trace import Message, TurnAction, text_of
 from understudy.preference.equivalence import digest, effect_of, stable
-from understudy.preference.normalise import NOWHERE, Place, unreadable
+from understudy.preference.normalise import UNKNOWN_DIRECTORY, WorkingDirectory, has_unreadable_call
 
 
 class Pair(Struct, frozen=True, kw_only=True):
@@ -129,7 +129,7 @@ class Checks:
         self.thinking: Thinking = thinking
         self._seen: set[bytes] = set()
 
-    def passed(self, pair: Pair, location: Place = NOWHERE) -> Pair | str:
+    def passed(self, pair: Pair, location: WorkingDirectory = UNKNOWN_DIRECTORY) -> Pair | str:
         """Return the pair, with or without thinking as configured, or the reason why it is left out."""
         keeps = keeps_thinking([bool(pair.chosen.thinking), bool(pair.rejected.thinking)], self.thinking)
         if keeps is None:
@@ -141,7 +141,7 @@ class Checks:
             return VOTED_DOWN
         return self._flaw(pair, location) or pair
 
-    def _flaw(self, pair: Pair, location: Place) -> str | None:
+    def _flaw(self, pair: Pair, location: WorkingDirectory) -> str | None:
         return (
             _content_flaw(pair)
             or _length_flaw(pair, self.limits)
@@ -165,7 +165,7 @@ class Checks:
                 return LONG_PROMPT
         return None
 
-    def _duplicate_flaw(self, pair: Pair, location: Place) -> str | None:
+    def _duplicate_flaw(self, pair: Pair, location: WorkingDirectory) -> str | None:
         actions = [repr(effect_of(action, location).key) for action in (pair.chosen, pair.rejected)]
         whole = digest(["whole", *map(_plain, pair.messages), *actions])
         near = digest(
@@ -237,7 +237,7 @@ def _content_flaw(pair: Pair) -> str | None:
     for action in (pair.chosen, pair.rejected):
         if not action.tool_calls and not (action.content or "").strip():
             return EMPTY
-        if unreadable(action):
+        if has_unreadable_call(action):
             return UNREADABLE
     return None
 

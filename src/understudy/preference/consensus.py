@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from understudy.ingest.trace import TurnAction
 from understudy.preference.equivalence import ActionEffect, effect_of, same_effect, similarity
-from understudy.preference.normalise import NOWHERE, Place
+from understudy.preference.normalise import UNKNOWN_DIRECTORY, WorkingDirectory
 
 MINIMUM = 2
 """The number of teachers that must agree, by default."""
@@ -70,7 +70,11 @@ class _ProposalEffect(Struct, frozen=True):
 
 
 def consensus(
-    proposals: Sequence[Proposal], *, minimum: int = MINIMUM, judge: Judge | None = None, location: Place = NOWHERE
+    proposals: Sequence[Proposal],
+    *,
+    minimum: int = MINIMUM,
+    judge: Judge | None = None,
+    location: WorkingDirectory = UNKNOWN_DIRECTORY,
 ) -> Consensus | None:
     """Return the action of at least `minimum` teachers; None if they do not agree.
 
@@ -93,7 +97,7 @@ def consensus(
     return _consensus_on(groups[chosen], teachers, "judge")
 
 
-def grouped(proposals: Sequence[Proposal], location: Place = NOWHERE) -> list[Group]:
+def grouped(proposals: Sequence[Proposal], location: WorkingDirectory = UNKNOWN_DIRECTORY) -> list[Group]:
     """Return the proposals in groups. The largest group is formed first, then the largest of the rest.
 
     Among groups of equal size, the one with the most similar members comes first.
@@ -129,7 +133,7 @@ def _weight(
     voices: Sequence[_ProposalEffect], centre: int, members: frozenset[int] | set[int]
 ) -> tuple[int, int, float]:
     own = voices[centre].effect
-    close = sum(similarity(own, voices[i].effect) for i in sorted(members)) if not own.doings else 0.0
+    close = sum(similarity(own, voices[i].effect) for i in sorted(members)) if not own.calls else 0.0
     return (len({voices[i].proposal.teacher for i in members}), len(members), close)
 
 

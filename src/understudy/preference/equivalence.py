@@ -19,7 +19,13 @@ import msgspec
 from msgspec import Struct
 
 from understudy.ingest.trace import TurnAction
-from understudy.preference.normalise import NOWHERE, Doing, Place, doings, lines
+from understudy.preference.normalise import (
+    UNKNOWN_DIRECTORY,
+    NormalisedCall,
+    WorkingDirectory,
+    lines,
+    normalise_calls,
+)
 from understudy.wire.model import Block, Conversation
 
 _VOLATILE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -125,7 +131,7 @@ def difference_json(difference: Difference) -> dict[str, Any]:
     return msgspec.json.decode(msgspec.json.encode(difference))
 
 
-def differ(a: TurnAction, b: TurnAction, location: Place = NOWHERE) -> Difference | None:
+def differ(a: TurnAction, b: TurnAction, location: WorkingDirectory = UNKNOWN_DIRECTORY) -> Difference | None:
     """Return the difference between the effects of two actions; None if they are equal.
 
     Text before the same tool call, and arguments that do not matter, are no difference.
@@ -137,18 +143,18 @@ def between(a: ActionEffect, b: ActionEffect) -> Difference | None:
     """Return the difference between two effects; None if they are equal."""
     if same_effect(a, b):
         return None
-    if not a.doings and not b.doings:
+    if not a.calls and not b.calls:
         kind: Kind = "nothing" if a.empty or b.empty else "words"
         share = None if kind == "nothing" else round(similarity(a, b), 4)
         return Difference(kind=kind, a=_words_or_effects(a), b=_words_or_effects(b), similarity=share)
-    if not a.doings or not b.doings:
+    if not a.calls or not b.calls:
         kind = "nothing" if a.empty or b.empty else "words or tools"
         return Difference(
             kind=kind,
-            a=_shown_calls(a.doings) or _words_or_effects(a),
-            b=_shown_calls(b.doings) or _words_or_effects(b),
+            a=_shown_calls(a.calls) or _words_or_effects(a),
+            b=_shown_calls(b.calls) or _words_or_effects(b),
         )
-    only_a, only_b = _unmatched(a.doings, b.doings), _unmatched(b.doings, a.doings)
+    only_a, only_b = _unmatched(a.calls, b.calls), _unmatched(b.calls, a.calls)
     same_tools = Counter(each.name for each in only_a) == Counter(each.name for each in only_b)
     names = _changed(only_a[0], only_b[0]) if same_tools and len(only_a) == 1 else ()
     return Difference(
@@ -159,7 +165,7 @@ def between(a: ActionEffect, b: ActionEffect) -> Difference | None:
     )
 
 
-def _changed(a: Doing, b: Doing) -> tuple[str, ...]:
+def _changed(a: NormalisedCall, b: NormalisedCall) -> tuple[str, ...]:
     if not (a.readable and b.readable):
         return ()
     first, second = (cast(dict[str, Any], each.arguments) for each in (a, b))
@@ -167,9 +173,9 @@ def _changed(a: Doing, b: Doing) -> tuple[str, ...]:
     return tuple(sorted(_short(key) for key in changed)[:_MOST_SHOWN])
 
 
-def _shown_calls(doings: Sequence[Doing]) -> tuple[str, ...]:
-    actions = [_short(f"{each.name} {_json(each.arguments)}") for each in doings[:_MOST_SHOWN]]
-    more = len(doings) - len(actions)
+def _shown_calls(calls: Sequence[NormalisedCall]) -> tuple[str, ...]:
+    actions = [_short(f"{each.name} {_json(each.arguments)}") for each in calls[:_MOST_SHOWN]]
+    more = len(calls) - len(actions)
     return (*actions, f"and {more} more") if more > 0 else tuple(actions)
 
 
@@ -210,24 +216,24 @@ _EDITS: dict[str, tuple[str, str, str]] = {
 class ActionEffect(Struct, frozen=True):
     """The effect of an action. `word_counts` are counted only if it uses no tool."""
 
-    doings: tuple[Doing, ...]
+    calls: tuple[NormalisedCall, ...]
     text: str
     word_counts: Counter[tuple[str, ...]]
 
     @property
     def empty(self) -> bool:
         """Whether the action has neither calls nor text."""
-        return not self.doings and not self.text
+        return not self.calls and not self.text
 
     @property
     def key(self) -> tuple[object, ...]:
         """Equal keys mean equal effects; effects that are the same may still have different keys."""
-        return ("tools", *(each.key for each in self.doings)) if self.doings else ("text", self.text)
+        return ("tools", *(each.key for each in self.calls)) if self.calls else ("text", self.text)
 
 
-def effect_of(action: TurnAction, location: Place = NOWHERE) -> ActionEffect:
+def effect_of(action: TurnAction, location: WorkingDirectory = UNKNOWN_DIRECTORY) -> ActionEffect:
     """Return the effect of an action."""
-    effects = doings(action, location)
+    effects = normalise_calls(action, location)
     if effects:
         return ActionEffect(effects, "", Counter())
     text = " ".join((action.content or "").split())
@@ -240,9 +246,9 @@ def same_effect(a: ActionEffect, b: ActionEffect) -> bool:
     """
     if a.key == b.key:
         return True
-    if a.doings and b.doings:
-        return _same_calls(a.doings, b.doings)
-    return not (a.doings or b.doings or a.empty or b.empty) and similarity(a, b) >= SIMILAR
+    if a.calls and b.calls:
+        return _same_calls(a.calls, b.calls)
+    return not (a.calls or b.calls or a.empty or b.empty) and similarity(a, b) >= SIMILAR
 
 
 def similarity(a: ActionEffect, b: ActionEffect) -> float:
@@ -261,7 +267,7 @@ def _count_words(text: str) -> Counter[tuple[str, ...]]:
     return Counter[tuple[str, ...]]([*((word,) for word in tokens), *pairwise(tokens)])
 
 
-def _same_calls(a: tuple[Doing, ...], b: tuple[Doing, ...]) -> bool:
+def _same_calls(a: tuple[NormalisedCall, ...], b: tuple[NormalisedCall, ...]) -> bool:
     """Return whether two sets of calls are equal; edits are compared by their effect."""
     if len(a) != len(b) or len(a) > _MOST_CALLS:
         return False
@@ -269,20 +275,20 @@ def _same_calls(a: tuple[Doing, ...], b: tuple[Doing, ...]) -> bool:
     return _all_match(rest_a, rest_b) or _all_match(rest_b, rest_a)
 
 
-def _unmatched(some: Sequence[Doing], others: Sequence[Doing]) -> list[Doing]:
+def _unmatched(calls: Sequence[NormalisedCall], others: Sequence[NormalisedCall]) -> list[NormalisedCall]:
     """Return the calls that are not among the others; a call that is made twice counts twice."""
     left = Counter(each.key for each in others)
-    rest: list[Doing] = []
-    for each in some:
+    unmatched: list[NormalisedCall] = []
+    for each in calls:
         left[each.key] -= 1
         if left[each.key] < 0:
-            rest.append(each)
-    return rest
+            unmatched.append(each)
+    return unmatched
 
 
-def _all_match(some: list[Doing], others: list[Doing]) -> bool:
+def _all_match(calls: list[NormalisedCall], others: list[NormalisedCall]) -> bool:
     left = list(others)
-    for each in some:
+    for each in calls:
         match = next((other for other in left if _same_edit(each, other)), None)
         if match is None:
             return False
@@ -290,7 +296,7 @@ def _all_match(some: list[Doing], others: list[Doing]) -> bool:
     return not left
 
 
-def _same_edit(a: Doing, b: Doing) -> bool:
+def _same_edit(a: NormalisedCall, b: NormalisedCall) -> bool:
     """Return whether two edits make the same change at the same place, one of them perhaps with more context
     lines.
     """

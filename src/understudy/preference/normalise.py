@@ -26,22 +26,22 @@ Kind = Literal["path", "command", "text"]
 """How an argument is compared, if not as a plain value: as a path, a shell command, or text written to a file."""
 
 
-class Known(Struct, frozen=True):
-    """A known tool.
+class ToolTraits(Struct, frozen=True):
+    """What is known of a tool.
 
     `keys` maps other names of its arguments to ours, `kinds` says how some of them are compared. `defaults` are
-    values that mean the same as leaving the argument out. `idle` are arguments that are not compared: explanations
-    for people, time limits, how the result is displayed. `reads`: it changes nothing, so calling it twice equals
-    calling it once. `notes`: it only writes notes of the agent, which are not compared if the action calls other
-    tools.
+    values that mean the same as leaving the argument out. `ignored` are arguments that are not compared:
+    explanations for people, time limits, how the result is displayed. `only_reads`: it changes nothing, so calling
+    it twice equals calling it once. `only_notes`: it only writes notes of the agent, which are not compared if the
+    action calls other tools.
     """
 
     keys: dict[str, str] = {}
     kinds: dict[str, Kind] = {}
     defaults: dict[str, tuple[Any, ...]] = {}
-    idle: frozenset[str] = frozenset()
-    reads: bool = False
-    notes: bool = False
+    ignored: frozenset[str] = frozenset()
+    only_reads: bool = False
+    only_notes: bool = False
 
 
 ALIASES: dict[str, str] = {
@@ -54,28 +54,30 @@ ALIASES: dict[str, str] = {
 
 _FALSE = (False,)
 
-TOOLS: dict[str, Known] = {
+TOOLS: dict[str, ToolTraits] = {
     # Claude Code's. `timeout` says how long to wait for it, not what is done.
-    "Bash": Known(
+    "Bash": ToolTraits(
         keys={"cmd": "command"},
         kinds={"command": "command"},
         defaults={"run_in_background": _FALSE, "dangerouslyDisableSandbox": _FALSE, "is_input": ("false",)},
-        idle=frozenset({"description", "timeout", "timeout_ms", "type", "security_risk"}),
+        ignored=frozenset({"description", "timeout", "timeout_ms", "type", "security_risk"}),
     ),
-    "Read": Known(
-        kinds={"file_path": "path"}, defaults={"offset": (0, 1), "limit": (0, 2000), "pages": ("",)}, reads=True
+    "Read": ToolTraits(
+        kinds={"file_path": "path"},
+        defaults={"offset": (0, 1), "limit": (0, 2000), "pages": ("",)},
+        only_reads=True,
     ),
-    "Edit": Known(
+    "Edit": ToolTraits(
         kinds={"file_path": "path", "old_string": "text", "new_string": "text"}, defaults={"replace_all": _FALSE}
     ),
-    "MultiEdit": Known(kinds={"file_path": "path"}),
-    "Write": Known(kinds={"file_path": "path", "content": "text"}),
-    "NotebookEdit": Known(
+    "MultiEdit": ToolTraits(kinds={"file_path": "path"}),
+    "Write": ToolTraits(kinds={"file_path": "path", "content": "text"}),
+    "NotebookEdit": ToolTraits(
         kinds={"notebook_path": "path", "new_source": "text"}, defaults={"edit_mode": ("replace",)}
     ),
-    "NotebookRead": Known(kinds={"notebook_path": "path"}, reads=True),
-    "Glob": Known(kinds={"path": "path"}, defaults={"path": (".", "")}, reads=True),
-    "Grep": Known(
+    "NotebookRead": ToolTraits(kinds={"notebook_path": "path"}, only_reads=True),
+    "Glob": ToolTraits(kinds={"path": "path"}, defaults={"path": (".", "")}, only_reads=True),
+    "Grep": ToolTraits(
         keys={"context": "-C"},
         kinds={"path": "path"},
         defaults={
@@ -85,39 +87,39 @@ TOOLS: dict[str, Known] = {
             "multiline": _FALSE,
             "offset": (0,),
         },
-        idle=frozenset({"-n"}),
-        reads=True,
+        ignored=frozenset({"-n"}),
+        only_reads=True,
     ),
-    "LS": Known(kinds={"path": "path"}, defaults={"path": (".", "")}, reads=True),
-    "Agent": Known(
+    "LS": ToolTraits(kinds={"path": "path"}, defaults={"path": (".", "")}, only_reads=True),
+    "Agent": ToolTraits(
         defaults={"run_in_background": _FALSE, "subagent_type": ("general-purpose",)},
-        idle=frozenset({"description"}),
+        ignored=frozenset({"description"}),
     ),
-    "TodoWrite": Known(idle=frozenset({"activeForm", "id", "priority"}), notes=True),
-    "update_plan": Known(idle=frozenset({"explanation"}), notes=True),
-    "TaskCreate": Known(idle=frozenset({"activeForm"})),
-    "TaskUpdate": Known(idle=frozenset({"activeForm"})),
-    "TaskOutput": Known(defaults={"block": (True,)}, idle=frozenset({"timeout"}), reads=True),
-    "BashOutput": Known(reads=True),
-    "SendMessage": Known(idle=frozenset({"summary"})),
-    "ScheduleWakeup": Known(idle=frozenset({"reason"})),
-    "ToolSearch": Known(defaults={"max_results": (5,)}, reads=True),
-    "WebFetch": Known(reads=True),
-    "WebSearch": Known(reads=True),
+    "TodoWrite": ToolTraits(ignored=frozenset({"activeForm", "id", "priority"}), only_notes=True),
+    "update_plan": ToolTraits(ignored=frozenset({"explanation"}), only_notes=True),
+    "TaskCreate": ToolTraits(ignored=frozenset({"activeForm"})),
+    "TaskUpdate": ToolTraits(ignored=frozenset({"activeForm"})),
+    "TaskOutput": ToolTraits(defaults={"block": (True,)}, ignored=frozenset({"timeout"}), only_reads=True),
+    "BashOutput": ToolTraits(only_reads=True),
+    "SendMessage": ToolTraits(ignored=frozenset({"summary"})),
+    "ScheduleWakeup": ToolTraits(ignored=frozenset({"reason"})),
+    "ToolSearch": ToolTraits(defaults={"max_results": (5,)}, only_reads=True),
+    "WebFetch": ToolTraits(only_reads=True),
+    "WebSearch": ToolTraits(only_reads=True),
     # OpenHands' and SWE-agent's.
-    "str_replace_editor": Known(
+    "str_replace_editor": ToolTraits(
         kinds={"path": "path", "old_str": "text", "new_str": "text", "file_text": "text"},
-        idle=frozenset({"security_risk"}),
+        ignored=frozenset({"security_risk"}),
     ),
     # Gemini's and Cline's.
-    "read_file": Known(kinds={"absolute_path": "path", "path": "path", "file_path": "path"}, reads=True),
-    "write_file": Known(kinds={"file_path": "path", "content": "text"}),
-    "write_to_file": Known(kinds={"path": "path", "content": "text"}),
-    "replace": Known(kinds={"file_path": "path", "old_string": "text", "new_string": "text"}),
+    "read_file": ToolTraits(kinds={"absolute_path": "path", "path": "path", "file_path": "path"}, only_reads=True),
+    "write_file": ToolTraits(kinds={"file_path": "path", "content": "text"}),
+    "write_to_file": ToolTraits(kinds={"path": "path", "content": "text"}),
+    "replace": ToolTraits(kinds={"file_path": "path", "old_string": "text", "new_string": "text"}),
 }
 
 
-LONGEST_COMMAND = 200_000
+MAX_COMMAND_CHARACTERS = 200_000
 """The longest command, in characters, that is parsed; longer ones are compared unchanged."""
 
 _LITERAL = re.compile(r"[^\s*?\[\]{}~!$`'\"\\;&|()<>#]*")
@@ -134,7 +136,7 @@ def canonical_command(command: str, cwd: str | None = None) -> str:
     A leading `cd` to `cwd` is dropped, and words that are paths inside `cwd` become relative, unless the command
     changes the directory. Comments, line breaks between commands and unnecessary quotes do not matter.
     """
-    if len(command) > LONGEST_COMMAND:
+    if len(command) > MAX_COMMAND_CHARACTERS:
         return command
     text = command.replace("\r", "")
     try:
@@ -204,23 +206,23 @@ def _path(word: str) -> str | None:
     return literal if "'" in literal else literal.rstrip("/") or literal[:1]
 
 
-LONGEST = 1_000_000
+MAX_ARGUMENT_CHARACTERS = 1_000_000
 """The longest arguments, in characters, that are parsed; longer ones are compared as text."""
 _DEEPEST_NESTING = 40
 _LARGEST_EXACT_INTEGER = 1 << 53  # integers up to this one are exact as floats
 _UNPAIRED_SURROGATE = re.compile("[\ud800-\udfff]")
-_WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
+_WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
 
-_value = msgspec.json.Decoder().decode
+_decode_json = msgspec.json.Decoder().decode
 
 
-class Place(Struct, frozen=True):
+class WorkingDirectory(Struct, frozen=True):
     """The directory in which an agent worked, to which relative paths refer; None if unknown."""
 
     cwd: str | None = None
 
 
-class Doing(Struct, frozen=True):
+class NormalisedCall(Struct, frozen=True):
     """A tool call in its canonical form.
 
     `arguments` are a JSON value: an object, or the text if they are not an object. `key` is equal for two calls
@@ -233,59 +235,64 @@ class Doing(Struct, frozen=True):
     readable: bool = True
 
 
-NOWHERE = Place()
-_UNKNOWN = Known()
+UNKNOWN_DIRECTORY = WorkingDirectory()
+_UNKNOWN_TOOL = ToolTraits()
 
 
-def doing(call: Mapping[str, Any], location: Place = NOWHERE) -> Doing:
+def normalise_call(call: Mapping[str, Any], location: WorkingDirectory = UNKNOWN_DIRECTORY) -> NormalisedCall:
     """Return the canonical form of a tool call, which is given in OpenAI's form."""
     function: Any = call.get("function")
     function_call: Mapping[str, Any] = cast(Mapping[str, Any], function) if isinstance(function, dict) else {}
-    return of_name(function_call.get("name"), function_call.get("arguments"), location)
+    return normalise_named_call(function_call.get("name"), function_call.get("arguments"), location)
 
 
-def of_name(name: Any, arguments: Any, location: Place = NOWHERE) -> Doing:
+def normalise_named_call(
+    name: Any, arguments: Any, location: WorkingDirectory = UNKNOWN_DIRECTORY
+) -> NormalisedCall:
     """Return the canonical form of a call, given its name and its arguments: JSON text, or an object."""
-    called = name if isinstance(name, str) else ""
-    called = ALIASES.get(called, called)
-    read = _object(arguments)
-    if read is None:
+    canonical_name = name if isinstance(name, str) else ""
+    canonical_name = ALIASES.get(canonical_name, canonical_name)
+    fields = _object(arguments)
+    if fields is None:
         text = unwrapped(arguments) if isinstance(arguments, str) else repr(arguments)
-        return _normalised_call(called, text, readable=False)
-    tool = TOOLS.get(called)
+        return _normalised_call(canonical_name, text, readable=False)
+    tool = TOOLS.get(canonical_name)
     try:
-        if called == "MultiEdit" and (single := _single_edit(read)) is not None:
-            called, read, tool = "Edit", single, TOOLS["Edit"]
+        if canonical_name == "MultiEdit" and (single := _single_edit(fields)) is not None:
+            canonical_name, fields, tool = "Edit", single, TOOLS["Edit"]
         return _normalised_call(
-            called, _normalised_value(read) if tool is None else _known_arguments(read, tool, location)
+            canonical_name,
+            _normalised_value(fields) if tool is None else _normalised_arguments(fields, tool, location),
         )
     except _TooDeepError:
-        return _normalised_call(called, str(arguments))
+        return _normalised_call(canonical_name, str(arguments))
 
 
-def doings(action: TurnAction, location: Place = NOWHERE) -> tuple[Doing, ...]:
+def normalise_calls(
+    action: TurnAction, location: WorkingDirectory = UNKNOWN_DIRECTORY
+) -> tuple[NormalisedCall, ...]:
     """Return an action's calls in a canonical order.
 
     A call that is made twice counts twice, unless its tool only reads. The agent's notes for itself only count if
     it calls no other tool.
     """
-    ordered = sorted((doing(call, location) for call in action.tool_calls), key=lambda each: each.key)
-    if not all(_known_tool(each).notes for each in ordered):
-        ordered = [each for each in ordered if not _known_tool(each).notes]
-    distinct: list[Doing] = []
+    ordered = sorted((normalise_call(call, location) for call in action.tool_calls), key=lambda each: each.key)
+    if not all(_traits_of(each).only_notes for each in ordered):
+        ordered = [each for each in ordered if not _traits_of(each).only_notes]
+    distinct: list[NormalisedCall] = []
     for each in ordered:
-        if not (distinct and distinct[-1].key == each.key and _known_tool(each).reads):
+        if not (distinct and distinct[-1].key == each.key and _traits_of(each).only_reads):
             distinct.append(each)
     return tuple(distinct)
 
 
-def _known_tool(call: Doing) -> Known:
-    return TOOLS.get(call.name, _UNKNOWN)
+def _traits_of(call: NormalisedCall) -> ToolTraits:
+    return TOOLS.get(call.name, _UNKNOWN_TOOL)
 
 
-def unreadable(action: TurnAction) -> bool:
+def has_unreadable_call(action: TurnAction) -> bool:
     """Return whether an action has a call whose arguments are not a JSON object."""
-    return any(not doing(call).readable for call in action.tool_calls)
+    return any(not normalise_call(call).readable for call in action.tool_calls)
 
 
 def lines(text: str) -> str:
@@ -315,39 +322,41 @@ def _object(arguments: Any) -> dict[str, Any] | None:
         return None if UNPARSED_INPUT in fields else fields
     if arguments is None:
         return {}
-    if not isinstance(arguments, str) or len(arguments) > LONGEST:
+    if not isinstance(arguments, str) or len(arguments) > MAX_ARGUMENT_CHARACTERS:
         return None
     if not arguments.strip():
         return {}
     try:
-        value = decoded(_value, arguments.encode(errors="replace"))
+        value = decoded(_decode_json, arguments.encode(errors="replace"))
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
     return _object(cast(dict[str, Any], value)) if isinstance(value, dict) else None
 
 
-def _normalised_call(name: str, arguments: Any, *, readable: bool = True) -> Doing:
+def _normalised_call(name: str, arguments: Any, *, readable: bool = True) -> NormalisedCall:
     try:
         key = canonical((name, arguments))
     except (ValueError, TypeError, OverflowError, RecursionError):
         # JSON has no unpaired surrogates, NaN or infinities.
         key = repr((name, arguments)).encode(errors="backslashreplace")
-    return Doing(name, arguments, key, readable)
+    return NormalisedCall(name, arguments, key, readable)
 
 
-def _known_arguments(arguments: dict[str, Any], tool: Known, location: Place) -> dict[str, Any]:
+def _normalised_arguments(
+    arguments: dict[str, Any], tool: ToolTraits, location: WorkingDirectory
+) -> dict[str, Any]:
     normalised: dict[str, Any] = {}
     for name, value in sorted(arguments.items()):
         key = tool.keys.get(name, name)
-        if key in tool.idle or value is None:
+        if key in tool.ignored or value is None:
             continue
-        clean = _of_kind(tool.kinds.get(key), _normalised_value(value, without=tool.idle), location)
+        clean = _of_kind(tool.kinds.get(key), _normalised_value(value, without=tool.ignored), location)
         if not any(clean == default and type(clean) is type(default) for default in tool.defaults.get(key, ())):
             normalised[key] = clean
     return normalised
 
 
-def _of_kind(kind: Kind | None, value: Any, location: Place) -> Any:
+def _of_kind(kind: Kind | None, value: Any, location: WorkingDirectory) -> Any:
     if kind == "command" and isinstance(value, list):
         entries = cast(list[Any], value)
         value = (
@@ -393,13 +402,13 @@ def _single_edit(arguments: dict[str, Any]) -> dict[str, Any] | None:
 
 def path(name: str, cwd: str | None) -> str:
     """Return a path in canonical form: relative if it is inside `cwd`, without a slash at its end."""
-    if _WINDOWS.match(name) or (cwd and _WINDOWS.match(cwd)):
+    if _WINDOWS_PATH.match(name) or (cwd and _WINDOWS_PATH.match(cwd)):
         name = ntpath.normpath(name).replace("\\", "/")
         cwd = ntpath.normpath(cwd).replace("\\", "/") if cwd else None
     if not name:
         return name
     home = posixpath.normpath(cwd) if cwd else None
-    if home and not name.startswith("/") and not _WINDOWS.match(name):
+    if home and not name.startswith("/") and not _WINDOWS_PATH.match(name):
         name = f"{home}/{name}"
     clean = posixpath.normpath(name)
     if clean.startswith("//"):

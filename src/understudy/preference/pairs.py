@@ -27,7 +27,7 @@ from understudy.preference import checks
 from understudy.preference.checks import Checks, Pair, PairCounts
 from understudy.preference.consensus import MINIMUM, Consensus, Judge, Proposal, consensus
 from understudy.preference.equivalence import Difference, between, difference_json, digest, effect_of, same_effect
-from understudy.preference.normalise import Place, unreadable
+from understudy.preference.normalise import WorkingDirectory, has_unreadable_call
 from understudy.preference.proposals import judge_of, names_in, proposals
 from understudy.redact.heuristics import PSEUDONYM
 from understudy.store import Store
@@ -161,10 +161,10 @@ def _pair(
     state: TraceState, source: str, candidates: Sequence[Proposal], minimum: int, judge: Judge, checked: Checks
 ) -> Pair | str:
     """Return the pair of a state, or the reason why there is none."""
-    location = Place(state.project)
+    location = WorkingDirectory(state.project)
     if not (state.student_action.tool_calls or (state.student_action.content or "").strip()):
         return checks.EMPTY
-    if unreadable(state.student_action):
+    if has_unreadable_call(state.student_action):
         return checks.UNREADABLE
     agreed = consensus(candidates, minimum=minimum, judge=judge, location=location)
     if agreed is None:
@@ -201,7 +201,7 @@ def _evidence(
     agreed: Consensus,
     difference: Difference,
     minimum: int,
-    location: Place,
+    location: WorkingDirectory,
 ) -> dict[str, Any]:
     student, chosen = effect_of(state.student_action, location), effect_of(agreed.action, location)
     costs = [each.cost_usd for each in candidates]

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from understudy.ingest.tool_lists import names_of
 from understudy.ingest.trace import Message, TurnAction, tool_call
 from understudy.preference.consensus import Judge, Proposal
-from understudy.preference.normalise import unreadable
+from understudy.preference.normalise import has_unreadable_call
 from understudy.store import Store
 from understudy.types import Call
 from understudy.wire.model import Block
@@ -124,7 +124,7 @@ def action_of(call: Call, sent: Mapping[str, str]) -> tuple[TurnAction | None, s
     action = action_in(blocks, sent)
     if not action.tool_calls and not (action.content or "").strip():
         return None, "empty"
-    if unreadable(action):
+    if has_unreadable_call(action):
         return None, "bad_arguments"
     names = {block.name for block in blocks if block.kind == "tool_use"}
     lost = any(name not in sent and _SUBSTITUTE_NAME.fullmatch(name) for name in names)

@@ -27,7 +27,7 @@ from understudy.preference.equivalence import (
     effect_of,
     same_effect,
 )
-from understudy.preference.normalise import Place, doing
+from understudy.preference.normalise import WorkingDirectory, normalise_call
 from understudy.preference.proposals import action_in
 from understudy.store import Store
 from understudy.store.outcomes import GradedRollout
@@ -104,7 +104,7 @@ def rollout_pairs(
         tally.notes["rollouts with a suspicious patch"] += sum(chosen.suspicious.values())
         for (task_id, _), rollouts in chosen.groups().items():
             task = store.runs.task(each, task_id)
-            location = Place(task.workdir)
+            location = WorkingDirectory(task.workdir)
             solved = sum(is_solved(member.verdict.reward) for member in rollouts)
             if not 0 < solved < len(rollouts):
                 tally.notes["tasks all of whose rollouts ended alike"] += 1
@@ -118,7 +118,7 @@ def _pairs_of_task(
     store: Store,
     task: Task,
     lines: Sequence[_MainLine],
-    location: Place,
+    location: WorkingDirectory,
     redactor: Redactor | None,
     most: int,
     checked: Checks,
@@ -202,7 +202,7 @@ def _pair(
     worse: Sequence[_MainLine],
     group: Sequence[_MainLine],
     depth: int,
-    location: Place,
+    location: WorkingDirectory,
     redactor: Redactor | None,
 ) -> Pair | str:
     """Return the pair of the first solved rollout and the first unsolved one, or the reason why there is none."""
@@ -265,7 +265,7 @@ def _evidence_of(line: _MainLine, depth: int) -> dict[str, Any]:
 # --- the main line of a rollout ---------------------------------------------------------------------------
 
 
-def _compared_line(store: Store, member: GradedRollout, location: Place) -> _MainLine:
+def _compared_line(store: Store, member: GradedRollout, location: WorkingDirectory) -> _MainLine:
     """Return the main line of an attempt, as far as it is compared."""
     steps: list[_Step] = []
     calls: list[str] = []
@@ -276,7 +276,9 @@ def _compared_line(store: Store, member: GradedRollout, location: Place) -> _Mai
         own, call = effect_of(action, location), node.call
         cut = call.finish_reason == "length"
         steps.append(_Step(call.id, call.backend_model, call.policy_version, cut, before, own))
-        calls = [each["id"] for each in sorted(action.tool_calls, key=lambda each: doing(each, location).key)]
+        calls = [
+            each["id"] for each in sorted(action.tool_calls, key=lambda each: normalise_call(each, location).key)
+        ]
     return _MainLine(member, tuple(steps))
 
 

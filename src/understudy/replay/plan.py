@@ -104,7 +104,7 @@ class SelectionCounts(Struct):
     tools: Counter[str] = field(default_factory=Counter[str])
 
 
-class TeacherShare(Struct):
+class TeacherEstimate(Struct):
     """What one teacher would be asked. Amounts in dollars are None if its price is not known.
 
     `done` asks are answered, or are not repeated. `worst_usd` is the highest possible cost of the rest, which is
@@ -290,13 +290,13 @@ class PlannedState(Struct, frozen=True):
 
 def plan(
     sessions: SessionSource, teachers: Teachers, options: ReplaySettings, settled: Set[str]
-) -> tuple[SelectionCounts, dict[str, TeacherShare], list[PlannedState]]:
+) -> tuple[SelectionCounts, dict[str, TeacherEstimate], list[PlannedState]]:
     """Return what each teacher would be asked, without sizes and costs, and the states with asks that are left.
 
     `settled` are the ids of asks that are not sent again. No conversation is read.
     """
     counts = SelectionCounts()
-    shares: dict[str, TeacherShare] = {}
+    shares: dict[str, TeacherEstimate] = {}
     planned: list[PlannedState] = []
     families: dict[Any, str | None] = {}
     for stored in sessions.sizes(_sample(sessions, teachers, options, counts)):
@@ -311,7 +311,7 @@ def plan(
         counts.families[family or "unknown"] += 1
         left: dict[str, int] = {}
         for teacher in chosen:
-            share = shares.setdefault(teacher.name, TeacherShare())
+            share = shares.setdefault(teacher.name, TeacherEstimate())
             numbers = range(options.samples if settled else 0)
             done = sum(ask_id(options, stored.state_id, teacher, number) in settled for number in numbers)
             share.asks += options.samples
@@ -326,7 +326,7 @@ def estimate(
     sessions: SessionSource,
     teachers: Teachers,
     counts: SelectionCounts,
-    shares: dict[str, TeacherShare],
+    shares: dict[str, TeacherEstimate],
 ) -> None:
     """Add the origin of the tools to `counts`, and the estimated tokens and costs to `shares`.
 
@@ -339,7 +339,7 @@ def estimate(
         counts.tools["own" if source == "logged" else source or "none"] += 1
         for name, asks in one.left.items():
             if asks and (teacher := teachers.named(name)) is not None:
-                _add(shares[name], teacher, size, asks)
+                _add_to_estimate(shares[name], teacher, size, asks)
 
     for one in planned:
         if one.stored.prompt_bytes is None or (one.stored.tools_bytes is None and not one.stored.is_logged):
@@ -365,7 +365,7 @@ def _stored_size(stored: StoredSize) -> TurnSize:
     return TurnSize(size, stored.answer_chars or 0, cast("ToolsSource | None", source))
 
 
-def _add(share: TeacherShare, teacher: Teacher, size: TurnSize, asks: int) -> None:
+def _add_to_estimate(share: TeacherEstimate, teacher: Teacher, size: TurnSize, asks: int) -> None:
     completion = min(max(int(size.answer_chars / TOKEN_BYTES), _LEAST_ANSWER_TOKENS), teacher.config.max_tokens)
     likely = size.prompt.likely_tokens
     share.prompt_tokens += likely * asks

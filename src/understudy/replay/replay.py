@@ -18,7 +18,7 @@ from understudy.errors import BackendError, ConfigError
 from understudy.gateway.factory import secret_of
 from understudy.ingest.trace import Message, TurnAction, text_of
 from understudy.preference.consensus import Group, Proposal, consensus
-from understudy.preference.normalise import Place
+from understudy.preference.normalise import WorkingDirectory
 from understudy.preference.proposals import choice, judge_ask_id, judge_name, names_in, proposals, shown_order
 from understudy.redact.redactor import Redactor
 from understudy.replay.asker import (
@@ -38,7 +38,7 @@ from understudy.replay.plan import (
     SelectionCounts,
     SessionSource,
     TeachableState,
-    TeacherShare,
+    TeacherEstimate,
     ask_id,
     estimate,
     plan,
@@ -84,7 +84,7 @@ def undecided(proposals: Sequence[Proposal], project: str | None) -> list[Propos
     def asked(candidates: Sequence[Group]) -> None:
         groups.extend(group.proposal for group in candidates)
 
-    consensus(proposals, judge=asked, location=Place(project))
+    consensus(proposals, judge=asked, location=WorkingDirectory(project))
     return groups
 
 
@@ -139,7 +139,7 @@ class ReplaySummary(Struct, kw_only=True):
 
     replay: str
     selected: SelectionCounts
-    estimate: dict[str, TeacherShare]
+    estimate: dict[str, TeacherEstimate]
     teachers: dict[str, AskCounts]
     judge: AskCounts | None
     judged: Counter[str]
@@ -149,7 +149,7 @@ class ReplaySummary(Struct, kw_only=True):
     stopped: bool
 
 
-OnEstimate = Callable[[SelectionCounts, dict[str, TeacherShare]], None]
+OnEstimate = Callable[[SelectionCounts, dict[str, TeacherEstimate]], None]
 """Gets the estimate before anything is sent."""
 _READ_AHEAD_FACTOR = 4
 """How many states are read ahead for each request that may be in progress."""
@@ -201,7 +201,7 @@ class Replay:
         budget = CostBudget(options.max_cost_usd, before_usd)
         return Asker(self._asks, budget, options.concurrency, self._stopped, self.progress)
 
-    def estimate(self) -> tuple[SelectionCounts, dict[str, TeacherShare]]:
+    def estimate(self) -> tuple[SelectionCounts, dict[str, TeacherEstimate]]:
         """Return what will be asked, and the estimated cost. Nothing is sent or written.
 
         Sizes are those of the stored, unredacted sessions: redacting all of them would take many times as long,
@@ -214,7 +214,9 @@ class Replay:
         estimate(planned, self._stored, self._teachers, counts, shares)
         return counts, shares
 
-    def _teachers_needed(self, selected: SelectionCounts, shares: dict[str, TeacherShare]) -> list[TeacherState]:
+    def _teachers_needed(
+        self, selected: SelectionCounts, shares: dict[str, TeacherEstimate]
+    ) -> list[TeacherState]:
         """Return the teachers that have asks left, and the judge, which may be asked about any state."""
         wanted = [self._teacher_states[name] for name, share in shares.items() if share.asks > share.done]
         if self._judge is not None and selected.states:
@@ -281,7 +283,7 @@ class Replay:
         await self._record(selected, summary)
         return summary
 
-    def _summary(self, selected: SelectionCounts, shares: dict[str, TeacherShare]) -> ReplaySummary:
+    def _summary(self, selected: SelectionCounts, shares: dict[str, TeacherEstimate]) -> ReplaySummary:
         counts_by_teacher = {name: teacher_state.counts for name, teacher_state in self._teacher_states.items()}
         ended = sum(tally.answered - tally.recovered + tally.failed for tally in counts_by_teacher.values())
         return ReplaySummary(

@@ -7,8 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import msgspec.inspect
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -16,6 +18,7 @@ from understudy.config import ANY_DIRECTORY, any_directory_allowed, cache_dir
 from understudy.errors import ConfigError, TaskError
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Sdist, SuiteChecks, Task
 from understudy.util.files import atomic_write
+from understudy.util.text import closest
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 
@@ -129,7 +132,8 @@ def record(data: object, where: str, base: Path) -> Task:
     try:
         task = msgspec.convert(data, Task)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise TaskError(f"{where}: invalid task record: {error}; correct it") from error
+        problem = _unknown_key(data, msgspec.inspect.type_info(Task)) or f"{error}; correct it"
+        raise TaskError(f"{where}: invalid task record: {problem}") from error
     check(task, where)
     checks, source = task.checks, task.source
     outside: list[str] = []
@@ -144,6 +148,30 @@ def record(data: object, where: str, base: Path) -> Task:
             f"or set {ANY_DIRECTORY}=1 if you trust whoever wrote the record with every file of this machine"
         )
     return task
+
+
+def _unknown_key(data: object, expected: Any, path: str = "") -> str | None:
+    """Return what is wrong with the first key of a record that its type does not have; None if it has all."""
+    if not isinstance(data, dict):
+        return None
+    record: dict[str, Any] = data  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(expected, msgspec.inspect.UnionType):
+        structs: list[Any] = [each for each in expected.types if isinstance(each, msgspec.inspect.StructType)]
+        expected = next((each for each in structs if each.tag == record.get(each.tag_field)), None)
+    if not isinstance(expected, msgspec.inspect.StructType):
+        return None
+    types = {field.encode_name: field.type for field in expected.fields}
+    keys = [*([expected.tag_field] if expected.tag_field else []), *types]
+    for key, value in record.items():
+        if key not in keys:
+            similar = closest(key[:100], keys)
+            remedy = (
+                f"did you mean {similar!r}? Correct it" if similar else f"remove it, or give {', '.join(keys)}"
+            )
+            return f"unknown key {path + key[:100]!r}; {remedy}"
+        if key in types and (problem := _unknown_key(value, types[key], f"{path}{key}.")):
+            return problem
+    return None
 
 
 def _directory(source: Directory, where: str, base: Path, outside: list[str]) -> Directory:

@@ -115,7 +115,7 @@ class TreeBuilder:
 
     def __init__(self) -> None:
         self._sampled: dict[str, ToolCall] = {}
-        self._answered: _Answered = defaultdict(list)
+        self._answered: _AnsweredCalls = defaultdict(list)
         self._lines: dict[tuple[str | None, str | None], _AgentCalls] = defaultdict(_AgentCalls)
         self._entries: list[_Entry] = []
         self._whole: dict[tuple[str | None, str | None], _Entry] = {}
@@ -165,26 +165,26 @@ def _order(call: Call) -> tuple[int, float, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
+class _Fingerprint:
     """Digests of a conversation up to a block: `loose` ignores what the CLI rewrites, `strict` ignores nothing."""
 
     loose: bytes = b""
     strict: bytes = b""
 
-    def then(self, block: Block) -> _Mark:
+    def then(self, block: Block) -> _Fingerprint:
         strict = _digest(self.strict, _strict(block))
         loose = _loose(block)
-        return _Mark(self.loose if loose is None else _digest(self.loose, loose), strict)
+        return _Fingerprint(self.loose if loose is None else _digest(self.loose, loose), strict)
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A node with its fingerprints: `marks[i]` after the i-th of its `blocks`, `end` also after its answer."""
+    """A node with its `fingerprints` after each of its `blocks`; `end` is the one after its answer."""
 
     node: Node
     blocks: tuple[Block, ...]
-    marks: list[_Mark]
-    end: _Mark | None
+    fingerprints: list[_Fingerprint]
+    end: _Fingerprint | None
     origin: Origin | None = None
     spawned_by: Node | None = None
 
@@ -198,42 +198,44 @@ class _Entry:
         answer = read_response(call)
         sampled |= sampled_calls(answer)
         shared = 0 if before is None else _shared(before.blocks, conversation.blocks)
-        marks = [] if before is None else before.marks[:shared]
+        fingerprints = [] if before is None else before.fingerprints[:shared]
         if before is not None:
             before.shorten()
-        marks += _marks_after(marks[-1] if marks else _BEGIN, conversation.blocks[shared:])
-        last = marks[-1] if marks else None
-        end = _marks_after(last, answer)[-1] if last and answer else last if answer is not None else None
-        return cls(Node(call, conversation, answer, sampled=sampled), conversation.blocks, marks, end)
+        fingerprints += _fingerprints_after(
+            fingerprints[-1] if fingerprints else _EMPTY_FINGERPRINT, conversation.blocks[shared:]
+        )
+        last = fingerprints[-1] if fingerprints else None
+        end = _fingerprints_after(last, answer)[-1] if last and answer else last if answer is not None else None
+        return cls(Node(call, conversation, answer, sampled=sampled), conversation.blocks, fingerprints, end)
 
     def shorten(self) -> None:
         """Keep only the last fingerprint. Enough for calls that are not compared further, of which only the
         request is needed.
         """
-        self.blocks, self.marks = (), self.marks[-1:]
+        self.blocks, self.fingerprints = (), self.fingerprints[-1:]
 
     @property
     def request_key(self) -> tuple[object, ...]:
         """Return a key that is equal for two calls with the same request."""
         call = self.node.call
-        request_mark = self.marks[-1].strict if self.marks else b""
-        return (call.session_id, call.agent_id, self.node.conversation.prompt_digest, request_mark)
+        request_fingerprint = self.fingerprints[-1].strict if self.fingerprints else b""
+        return (call.session_id, call.agent_id, self.node.conversation.prompt_digest, request_fingerprint)
 
 
-_Answered = defaultdict[tuple[str | None, bytes], list[_Entry]]
+_AnsweredCalls = defaultdict[tuple[str | None, bytes], list[_Entry]]
 """Calls by agent and by the loose digest of their messages and answer."""
 
 
-_BEGIN = _Mark()
+_EMPTY_FINGERPRINT = _Fingerprint()
 
 
-def _marks_after(mark: _Mark, blocks: Sequence[Block]) -> list[_Mark]:
-    """Return the marks after each of the blocks."""
-    marks: list[_Mark] = []
+def _fingerprints_after(fingerprint: _Fingerprint, blocks: Sequence[Block]) -> list[_Fingerprint]:
+    """Return the fingerprints after each of the blocks."""
+    fingerprints: list[_Fingerprint] = []
     for block in blocks:
-        mark = mark.then(block)
-        marks.append(mark)
-    return marks
+        fingerprint = fingerprint.then(block)
+        fingerprints.append(fingerprint)
+    return fingerprints
 
 
 def _shared(one: Sequence[Block], other: Sequence[Block]) -> int:
@@ -264,21 +266,21 @@ def _loose(block: Block) -> bytes | None:
 # --- parents -------------------------------------------------------------------------------------------
 
 
-def _attach(entry: _Entry, answered: _Answered) -> bool:
+def _attach(entry: _Entry, answered: _AnsweredCalls) -> bool:
     """Attach `entry` to its parent, if it has one: the longest match, then the same session, then the latest."""
     call, blocks = entry.node.call, entry.node.conversation.blocks
     for position in range(len(blocks) - 2, -1, -1):
-        mark = entry.marks[position]
-        candidates = answered.get((call.agent_id, mark.loose))
+        fingerprint = entry.fingerprints[position]
+        candidates = answered.get((call.agent_id, fingerprint.loose))
         if candidates is None or blocks[position + 1].role == "assistant":
             continue
         parent = max(
             candidates,
-            key=lambda e: (e.node.call.session_id == call.session_id, e.end == mark, _order(e.node.call)),
+            key=lambda e: (e.node.call.session_id == call.session_id, e.end == fingerprint, _order(e.node.call)),
         )
         entry.node.parent = parent.node
         entry.node.fresh = position + 1
-        entry.node.verbatim = parent.end == mark
+        entry.node.verbatim = parent.end == fingerprint
         parent.node.children.append(entry.node)
         return True
     return False
@@ -403,7 +405,7 @@ def _mark_repeated(entries: list[_Entry]) -> None:
     """
     groups: dict[tuple[object, ...], list[Node]] = defaultdict(list)
     for entry in entries:
-        if entry.marks:
+        if entry.fingerprints:
             groups[entry.request_key].append(entry.node)
     for group in groups.values():
         retained = {node for node in group if node.children} or {

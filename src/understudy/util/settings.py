@@ -17,7 +17,6 @@ name is a boolean option, and its fields carry its name as a prefix (`--lora`, `
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from understudy.errors import ConfigError
+from understudy.util.text import closest
 
 T = TypeVar("T", bound=Struct)
 
@@ -211,10 +211,10 @@ def _table(value: Any) -> dict[str, Any]:
 def _refuse_unknown(where: str, table: Mapping[str, Any], keys: list[str]) -> None:
     for key in table:
         if key not in keys:
-            close = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
+            similar = closest(key, keys)
             hint = (
-                f"did you mean {close[0]!r}? Correct it"
-                if close
+                f"did you mean {similar!r}? Correct it"
+                if similar
                 else f"remove it, or give some of: {', '.join(keys)}"
             )
             raise ConfigError(f"{where} has an unknown key {key!r}; {hint}")

@@ -1,8 +1,10 @@
-"""Makes hostile text safe to show: control characters cannot affect the terminal, and invisible ones are shown."""
+"""Text for people: hostile text is made safe to show, and similar names are found for misspelled ones."""
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
@@ -20,6 +22,13 @@ def visible(text: str) -> str:
 def visible_line(text: str) -> str:
     """Return the first line of `text`, made visible."""
     return visible(text.strip()).partition("\n")[0]
+
+
+def closest(name: str, choices: Iterable[str]) -> str | None:
+    """Return the most similar of some names, for "did you mean"; None if none is similar. Case does not count."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return by_lower[matches[0]] if matches else None
 
 
 def _visible_form(code: int) -> str:

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 
 from understudy.ingest.trace import TurnAction, tool_call
 from understudy.preference.normalise import (
-    LONGEST,
+    MAX_ARGUMENT_CHARACTERS,
     TOOLS,
-    Place,
+    WorkingDirectory,
     canonical_command,
-    doing,
-    doings,
-    of_name,
+    has_unreadable_call,
+    normalise_call,
+    normalise_calls,
+    normalise_named_call,
     path,
-    unreadable,
 )
 
 from support import example_count
 
-HOME = Place("/home/me/project")
+HOME = WorkingDirectory("/home/me/project")
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -115,48 +115,58 @@ OTHER = {
 @pytest.mark.parametrize("name", SAME)
 def test_the_same_in_substance(name: str):
     one, other = SAME[name]
-    assert doing(one, HOME) == doing(other, HOME)
-    assert doing(one, HOME).readable
+    assert normalise_call(one, HOME) == normalise_call(other, HOME)
+    assert normalise_call(one, HOME).readable
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_not_the_same_in_substance(name: str):
     one, other = OTHER[name]
-    assert doing(one, HOME).key != doing(other, HOME).key
+    assert normalise_call(one, HOME).key != normalise_call(other, HOME).key
 
 
 def test_a_broken_call_is_unreadable_as_the_agent_keeps_it():
     stored = call("X", __unparsedToolInput={"raw": '{"a', "len": 3})
-    assert unreadable(TurnAction(tool_calls=[stored]))
-    assert doing(stored) == doing({"function": {"name": "X", "arguments": '{"a'}})
+    assert has_unreadable_call(TurnAction(tool_calls=[stored]))
+    assert normalise_call(stored) == normalise_call({"function": {"name": "X", "arguments": '{"a'}})
 
 
 def test_windows_paths():
-    home = Place("C:\\work\\project")
-    assert doing(call("Read", file_path="C:\\work\\project\\a\\b.py"), home) == doing(
+    home = WorkingDirectory("C:\\work\\project")
+    assert normalise_call(call("Read", file_path="C:\\work\\project\\a\\b.py"), home) == normalise_call(
         call("Read", file_path="a/b.py"), home
     )
 
 
 def test_calls_are_a_set_in_which_reading_twice_is_reading_once():
     read, run = call("Read", file_path="a"), call("Bash", command="date >> log")
-    assert doings(TurnAction(tool_calls=[read, run])) == doings(TurnAction(tool_calls=[run, read, read]))
-    assert doings(TurnAction(tool_calls=[run])) != doings(TurnAction(tool_calls=[run, run]))
+    assert normalise_calls(TurnAction(tool_calls=[read, run])) == normalise_calls(
+        TurnAction(tool_calls=[run, read, read])
+    )
+    assert normalise_calls(TurnAction(tool_calls=[run])) != normalise_calls(TurnAction(tool_calls=[run, run]))
 
 
 def test_notes_count_only_alone():
     todo, run = call("TodoWrite", todos=[{"content": "a", "status": "pending"}]), call("Bash", command="ls")
-    assert doings(TurnAction(tool_calls=[todo, run])) == doings(TurnAction(tool_calls=[run]))
-    assert doings(TurnAction(tool_calls=[todo])) != ()
+    assert normalise_calls(TurnAction(tool_calls=[todo, run])) == normalise_calls(TurnAction(tool_calls=[run]))
+    assert normalise_calls(TurnAction(tool_calls=[todo])) != ()
 
 
 def test_arguments_that_cannot_be_read_are_told():
-    for arguments in ("{", "[]", "1", '"x"', "{" * 5000, '{"a": ' * 2000 + "1" + "}" * 2000, "x" * (LONGEST + 1)):
+    for arguments in (
+        "{",
+        "[]",
+        "1",
+        '"x"',
+        "{" * 5000,
+        '{"a": ' * 2000 + "1" + "}" * 2000,
+        "x" * (MAX_ARGUMENT_CHARACTERS + 1),
+    ):
         action = TurnAction(
             tool_calls=[{"id": "c", "type": "function", "function": {"name": "X", "arguments": arguments}}]
         )
-        assert unreadable(action), arguments[:20]
-    assert not unreadable(TurnAction(tool_calls=[call("X", a=1)]))
+        assert has_unreadable_call(action), arguments[:20]
+    assert not has_unreadable_call(TurnAction(tool_calls=[call("X", a=1)]))
 
 
 def test_a_long_command_costs_no_more_than_its_length():
@@ -225,14 +235,14 @@ keys = st.sampled_from(
     ]
 )
 arguments = st.dictionaries(keys | st.text(max_size=6), json_values | commands, max_size=5)
-places = st.sampled_from([None, "/p", "/p/", "/", "C:\\p", "p", ""]).map(Place)
+places = st.sampled_from([None, "/p", "/p/", "/", "C:\\p", "p", ""]).map(WorkingDirectory)
 
 
 @given(names, arguments, places)
 @settings(max_examples=example_count(150))
-def test_the_one_form_is_its_own(name: str, given_arguments: dict[str, Any], place: Place):
-    once = of_name(name, given_arguments, place)
-    again = of_name(once.name, once.arguments, place)
+def test_the_one_form_is_its_own(name: str, given_arguments: dict[str, Any], place: WorkingDirectory):
+    once = normalise_named_call(name, given_arguments, place)
+    again = normalise_named_call(once.name, once.arguments, place)
     assert again.name == once.name
     assert again.key == once.key
 
@@ -253,9 +263,9 @@ def test_the_one_path_is_its_own(given_path: str, cwd: str | None):
 
 @given(json_values, json_values)
 def test_nothing_in_a_call_raises(function: Any, extra: Any):
-    doing({"function": function}, HOME)
-    doing({"function": {"name": extra, "arguments": function}}, HOME)
-    doing({"function": {"name": "Bash", "arguments": repr(function)}}, HOME)
+    normalise_call({"function": function}, HOME)
+    normalise_call({"function": {"name": extra, "arguments": function}}, HOME)
+    normalise_call({"function": {"name": "Bash", "arguments": repr(function)}}, HOME)
 
 
 @given(names, arguments)
@@ -265,5 +275,5 @@ def test_text_and_value_are_one(name: str, given_arguments: dict[str, Any]):
     except ValueError:
         return
     clean = json.loads(text)
-    if of_name(name, text).readable:
-        assert of_name(name, text) == of_name(name, clean)
+    if normalise_named_call(name, text).readable:
+        assert normalise_named_call(name, text) == normalise_named_call(name, clean)

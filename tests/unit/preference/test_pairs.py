@@ -21,7 +21,7 @@ from understudy.ingest import trace_store
 from understudy.ingest.trace import PlainRenderer, RequestShape, Trace, TraceNode, TraceTurn, state_id, tool_call
 from understudy.preference.checks import UNREADABLE, Checks, Limits, Pair, PairCounts, in_turns
 from understudy.preference.equivalence import differ, stable
-from understudy.preference.normalise import Place
+from understudy.preference.normalise import WorkingDirectory
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.proposals import judge_ask_id, judge_name, shown_order
 from understudy.preference.rollouts import rollout_pairs
@@ -434,7 +434,7 @@ def test_the_first_turn_at_which_a_solved_and_an_unsolved_rollout_differ(store: 
         "run1-1",
     )
     assert (evidence["chosen"]["reward"], evidence["rejected"]["reward"]) == (1.0, 0.0)
-    assert differ(pair.chosen, pair.rejected, Place("/workspace")) is not None
+    assert differ(pair.chosen, pair.rejected, WorkingDirectory("/workspace")) is not None
 
 
 def test_rollouts_of_two_agents_make_no_pair(store: Store, tmp_path: Path):
@@ -524,7 +524,7 @@ def test_every_comparison_has_one_end(store: Store, given_scripts: list[Any]):
     assert tally.pairs == len(pairs) == len({pair.pair_id for pair in pairs})
     for pair in pairs:
         assert in_turns(pair.messages)
-        assert differ(pair.chosen, pair.rejected, Place("/workspace")) is not None
+        assert differ(pair.chosen, pair.rejected, WorkingDirectory("/workspace")) is not None
         assert pair.evidence["did_as_rejected_solved"] == 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from understudy.grade.turns import turn
+from understudy.grade.grading_lock import grading_lock
 from understudy.run import regrade
 from understudy.store import Store
 from understudy.types import Task, Verdict
@@ -40,7 +40,7 @@ async def test_gradings_of_one_task_take_turns_while_those_of_others_run(
 
     async def grade(task: Task, patch: bytes) -> Verdict:
         # Hidden tests of their own, so that the two tasks need not wait for each other.
-        async with turn(replace(task, checks=_checks(task)), tmp_path / "cache"):
+        async with grading_lock(replace(task, checks=_checks(task)), tmp_path / "cache"):
             running[task.instance_id] += 1
             assert running[task.instance_id] == 1
             async with asyncio.timeout(30):
@@ -73,7 +73,7 @@ async def test_patches_of_one_task_are_never_graded_at_once(
         entered += 1
         if entered == 4:
             all_entered.set()
-        async with turn(task, tmp_path / "cache"):
+        async with grading_lock(task, tmp_path / "cache"):
             running += 1
             most = max(most, running)
             async with asyncio.timeout(30):

@@ -118,7 +118,16 @@ def test_task_files_written_by_a_run_load_with_their_remembered_directories(
         (raw(workdir="x"), "workdir: expected"),
         (raw(meta={"agent_timeout_s": "60"}), "meta.agent_timeout_s: expected"),
         (raw(meta={"agent_timeout_s": 0}), "meta.agent_timeout_s: expected"),
-        (raw(colour="red"), "colour"),
+        (raw(colour="red"), "unknown key 'colour'; remove it, or give instance_id, "),
+        (raw(instructions="Mend it."), r"unknown key 'instructions'; did you mean 'instruction'\?"),
+        (
+            raw(checks={"kind": "pytest", "files": {}, "fail_to_pas": ["x"]}),
+            r"unknown key 'checks.fail_to_pas'; did you mean 'fail_to_pass'\?",
+        ),
+        (
+            raw(checks={"kind": "script", "source": {"kind": "directory", "paths": "a"}}),
+            r"unknown key 'checks.source.paths'; did you mean 'path'\?",
+        ),
         (raw(repo=3), r"\$\.repo"),
         (raw(checks={"kind": "pytest", "files": {}, "fail_to_pass": []}), "checks.fail_to_pass: expected"),
         (raw(checks={"kind": "pytest", "files": {"a": 1}, "fail_to_pass": ["x"]}), r"\$\.checks\.files"),

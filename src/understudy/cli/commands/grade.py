@@ -27,7 +27,7 @@ from understudy.errors import ConfigError
 from understudy.grade.batch import GradingProgress, GradingSetup, PatchGrader, grade_all
 from understudy.grade.official import run_official
 from understudy.grade.predictions import Predictions, open_predictions
-from understudy.grade.reports import LOGS, NO_MODEL, name_part, write_metadata, write_summary
+from understudy.grade.reports import LOGS, UNNAMED_MODEL, name_part, write_metadata, write_summary
 from understudy.run.ray_cluster import RayOptions
 from understudy.run.ray_graders import ray_graders
 from understudy.run.regrade import GradePatch, RegradeSummary, regrade_run
@@ -348,7 +348,7 @@ async def _grade_until(
         write_summary,
         output,
         settings.name,
-        first.model if first else NO_MODEL,
+        first.model if first else UNNAMED_MODEL,
         grading.outcomes,
         sorted({*setup.tasks, *refused_rows} - {""}),
         images=() if sandboxes.host_programs else {task.image for task in tasks if task.image},

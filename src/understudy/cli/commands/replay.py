@@ -18,7 +18,7 @@ from understudy.cli.output import Json, counted, print_json
 from understudy.cli.progress import LiveStatus, live, short, time_left
 from understudy.errors import ConfigError
 from understudy.replay.asker import AskCounts, AskProgress
-from understudy.replay.plan import ReplaySettings, SelectionCounts, TeacherShare
+from understudy.replay.plan import ReplaySettings, SelectionCounts, TeacherEstimate
 from understudy.replay.replay import Replay, ReplaySummary
 from understudy.replay.teachers import Teachers, read_teachers
 from understudy.store import Store
@@ -110,7 +110,7 @@ def _run(store: Store, work: Replay, settings: ReplaySettings, as_json: bool) ->
     busy = f"another process is at work on the replay {settings.name!r} of {store.location}; wait for it to end"
     with store.hold(f".replay-{settings.name}.lock", busy=busy):
 
-        def print_estimate(selected: SelectionCounts, shares: dict[str, TeacherShare]) -> None:
+        def print_estimate(selected: SelectionCounts, shares: dict[str, TeacherEstimate]) -> None:
             if not as_json:
                 _print_estimate(selected, shares, settings, as_json=False, err=True)
 
@@ -133,7 +133,7 @@ def _run(store: Store, work: Replay, settings: ReplaySettings, as_json: bool) ->
 
 def _print_estimate(
     selected: SelectionCounts,
-    shares: dict[str, TeacherShare],
+    shares: dict[str, TeacherEstimate],
     settings: ReplaySettings,
     as_json: bool,
     err: bool = False,

@@ -23,7 +23,7 @@ _LISTS = {"traces": "resourceSpans", "metrics": "resourceMetrics", "logs": "reso
 PATHS = tuple(f"/v1/{signal}" for signal in _LISTS)
 
 _Export = dict[str, list[dict[str, Any]]]
-_Mark = Callable[[str, bytes, str], bytes]
+_Marker = Callable[[str, bytes, str], bytes]
 
 
 class ExportReply(Struct, frozen=True):
@@ -43,7 +43,7 @@ class AgentTelemetry:
     def __init__(self, collector: TelemetryCollector | None = None) -> None:
         self._collector = collector
         self._http: aiohttp.ClientSession | None = None
-        self._marks: dict[bytes, _Mark] = {_JSON: _mark_json}
+        self._marks: dict[bytes, _Marker] = {_JSON: _mark_json}
         if collector is not None:
             from understudy.gateway.telemetry.otlp import mark
 

@@ -1,4 +1,4 @@
-"""Lets gradings in which the same hidden tests run take turns on a machine.
+"""A lock of gradings: on one machine, only one grading runs the same hidden tests at a time.
 
 Sandboxes that run at the same time share a kernel, and so can always send each other messages: by locks on files
 that both see, but also by locks on what is no file (the `eventfd`s of all processes have one inode), or by limits
@@ -24,8 +24,8 @@ _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 0.2
 
 
 @asynccontextmanager
-async def turn(task: Task, cache: Path) -> AsyncGenerator[None]:
-    """Wait until no other grading runs that shares hidden tests with `task`, and keep others waiting meanwhile.
+async def grading_lock(task: Task, cache: Path) -> AsyncGenerator[None]:
+    """Hold the locks of a task's hidden tests: waits until no other grading with one of these tests runs.
 
     The locks are files in `cache`, which the kernel releases when this process ends. Raises ConfigError when they
     cannot be made.

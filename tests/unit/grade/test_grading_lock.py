@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.grade.turns import turn
+from understudy.grade.grading_lock import grading_lock
 from understudy.types import Checks, Files, PytestChecks, ScriptChecks, SuiteChecks, Task
 
 SHARED = PytestChecks({"test_a.py": "def test(): ..."}, ("test_a.py::test",))
@@ -23,7 +23,7 @@ def task(id: str, checks: Checks, repo: str = "example/turns") -> Task:
 async def is_held_up(waiting: Task, cache: Path) -> bool:
     """Whether no turn of a task comes in a while in which one that is not held up comes."""
     try:
-        async with asyncio.timeout(0.3), turn(waiting, cache):
+        async with asyncio.timeout(0.3), grading_lock(waiting, cache):
             return False
     except TimeoutError:
         return True
@@ -47,19 +47,19 @@ async def is_held_up(waiting: Task, cache: Path) -> bool:
     ids=["a task", "a file", "another file", "a suite's", "another repository's", "a script", "another script"],
 )
 async def test_what_shares_hidden_tests_waits(first: Task, second: Task, waits: bool, tmp_path: Path) -> None:
-    async with turn(first, tmp_path):
+    async with grading_lock(first, tmp_path):
         assert await is_held_up(second, tmp_path) is waits
-    async with turn(second, tmp_path):
+    async with grading_lock(second, tmp_path):
         pass
 
 
 def test_another_process_waits_too(tmp_path: Path) -> None:
     code = (
-        "import asyncio, sys\nfrom pathlib import Path\nfrom understudy.grade.turns import turn\n"
+        "import asyncio, sys\nfrom pathlib import Path\nfrom understudy.grade.grading_lock import grading_lock\n"
         "from understudy.types import *\n"
         "async def hold():\n"
         "    checks = PytestChecks({'test_a.py': 'def test(): ...'}, ('test_a.py::test',))\n"
-        "    async with turn(Task('b', 'r', 'i', Files({}), checks, ''), Path(sys.argv[1])):\n"
+        "    async with grading_lock(Task('b', 'r', 'i', Files({}), checks, ''), Path(sys.argv[1])):\n"
         "        print('held', flush=True)\n        sys.stdin.read()\n"
         "asyncio.run(hold())\n"
     )
@@ -74,7 +74,7 @@ def test_another_process_waits_too(tmp_path: Path) -> None:
 
 async def test_who_stops_waiting_holds_nothing_up(tmp_path: Path) -> None:
     first, both = task("a", SHARED), task("b", SHARED)
-    async with turn(first, tmp_path):
+    async with grading_lock(first, tmp_path):
         assert await is_held_up(both, tmp_path)
-        async with asyncio.timeout(30), turn(task("b", ScriptChecks(Files({}))), tmp_path):
+        async with asyncio.timeout(30), grading_lock(task("b", ScriptChecks(Files({}))), tmp_path):
             pass

@@ -12,7 +12,7 @@ from understudy.util.diffs import DiffError, unified
 from understudy.util.python_syntax import decode_source
 
 
-class PatchOutlines(Struct, frozen=True):
+class GoldOutlines(Struct, frozen=True):
     """The outlines of a gold patch, as patches: one is empty if it adds no names.
 
     `texts` are the task's instruction and the docstrings of what the gold patch changes, `sources` the Python
@@ -25,7 +25,7 @@ class PatchOutlines(Struct, frozen=True):
     code: tuple[str, ...] = ()
 
 
-def outlines_of(prepared: PreparedTask, gold: GatedPatch) -> PatchOutlines:
+def outlines_of_gold(prepared: PreparedTask, gold: GatedPatch) -> GoldOutlines:
     """Return the outlines of a task's gold patch. Files that are not valid Python are left as they are."""
     old: dict[str, str] = {}
     new: dict[str, list[str]] = {}
@@ -51,4 +51,4 @@ def outlines_of(prepared: PreparedTask, gold: GatedPatch) -> PatchOutlines:
             old[file.path] = before
     ways = [{path: sources[number] for path, sources in new.items()} for number in range(len(RETURNS))]
     patches = dict.fromkeys(unified(old, way).encode(errors="surrogateescape") for way in ways)
-    return PatchOutlines(tuple(map(GatedPatch, patches)), tuple(texts), tuple(old.values()), tuple(code))
+    return GoldOutlines(tuple(map(GatedPatch, patches)), tuple(texts), tuple(old.values()), tuple(code))
