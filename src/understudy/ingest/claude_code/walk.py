@@ -297,7 +297,7 @@ class _Walk:
             self.mark(node, NOT_LOGGED)  # files that were read before are sent again together with the summary
         if type(content) is list:
             self.mark_unknown_blocks(content, node)
-        elif content and not self.logs_attachments and _MENTION.search(cast(str, content)):
+        elif content and not self.logs_attachments and "@" in content and _MENTION.search(cast(str, content)):
             self.mark(node, "mention_not_logged")
         elif is_notification and not wrapped and self.logs_attachments:
             self.mark(node, NOT_LOGGED)  # the text around a notification exists only in the CLI program
@@ -347,8 +347,7 @@ class _Walk:
             ):
                 at = tree.repeat_response(self.nodes, at, above)
                 self.mark_unless_confirmed(at, "doubles_first")
-        prompts = self.queued.take_sent_before(record)
-        if prompts:
+        if self.queued.waiting and (prompts := self.queued.take_sent_before(record)):
             at = self.position[record.parentUuid] = self.add_queued_prompts(prompts, at)
             self.queued_before[key] = prompts
         node = len(self.nodes)
