@@ -13,9 +13,11 @@ by us (tests/support/secrets.py), so they say what the rules were made to do, no
 With --corpus, our own rules alone on a corpus from outside, of which nothing is in this repository:
 `DIR/secrets.jsonl`, lines of {"provider", "secret", "text"}, and `DIR/clean/LANGUAGE/*.jsonl`, lines of {"path",
 "text"}, or {"path", "texts"} for a conversation. Recall is by provider: a secret is found if it is not in the
-redacted text. False alarms are replacements in the clean texts, addresses and home directories apart, which are
-real there; test keys in public repositories count as false alarms too, so read them with --misses. `formed` counts
-those of them that are private keys or have the published form of a token, which redaction is there for.
+redacted text. Lines with a "class" are also counted by it: give values that nothing in their text tells from
+hashes and ids a class of their own. False alarms are replacements in the clean texts, addresses and home
+directories apart, which are real there; test keys in public repositories count as false alarms too, so read them
+with --misses. `formed` counts those of them that are private keys or have the published form of a token, which
+redaction is there for.
 """
 
 from __future__ import annotations
@@ -171,11 +173,14 @@ def peer_python() -> str | None:
 def of_corpus(directory: Path, show: bool) -> dict[str, Any]:
     """Recall by provider, and false alarms and speed by language, on a corpus from outside."""
     total, detected = Counter[str](), Counter[str]()
+    of_class, detected_of_class = Counter[str](), Counter[str]()
     for line in (directory / "secrets.jsonl").open():
         row = json.loads(line)
         total[row["provider"]] += 1
+        of_class[row.get("class", "")] += 1
         if row["secret"] not in Redactor(b"bench" * 8, betterleaks=False).text(row["text"]):
             detected[row["provider"]] += 1
+            detected_of_class[row.get("class", "")] += 1
         elif show:
             print(f"missed\t{row['provider']}\t{row['text']!r}")
     languages: dict[str, dict[str, float]] = {}
@@ -211,6 +216,7 @@ def of_corpus(directory: Path, show: bool) -> dict[str, Any]:
         "recall": {name: detected[name] / count for name, count in sorted(total.items())},
         "secrets": total.total(),
         "found": detected.total(),
+        "classes": {name: [detected_of_class[name], count] for name, count in sorted(of_class.items())},
         "languages": languages,
     }
 
@@ -221,6 +227,9 @@ def print_corpus(figures: dict[str, Any]) -> None:
     low = {name: share for name, share in recall.items() if share < 1}
     share = figures["found"] / figures["secrets"]
     print(f"recall {share:.2%} of {figures['secrets']} secrets of {len(recall)} providers")
+    for name, (found, count) in figures["classes"].items():
+        if name:
+            print(f"  {name}: {found / count:.2%} of {count}")
     print("below 100 %: " + (", ".join(f"{name} {share:.0%}" for name, share in low.items()) or "none"))
     print(f"{'language':<14}{'MB':>8}{'alarms':>9}{'/ MB':>8}{'formed':>8}{'personal':>10}{'MB / CPU-s':>12}")
     names = ("mb", "alarms", "formed", "personal", "seconds")

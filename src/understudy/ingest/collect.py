@@ -50,7 +50,7 @@ from understudy.store.address import StoreLocation
 from understudy.store.sessions import LogSource, TextOrBytes
 from understudy.util.files import locked
 
-_READER = "17"
+_READER = "18"
 """The version of the readers.
 
 Raise it when reading the same log gives another result: states, signals or redactions.

@@ -19,17 +19,20 @@ from understudy.redact.heuristics import (
     is_password,
     is_placeholder,
     is_reference,
+    is_wordlike,
     looks_random,
 )
 
 _STRONG = re.compile(r"(?i)passw|pwd|passphr|secret|identified")
 _AFTER = re.compile(
     r"""(?x)
-    [\w-]{0,40}+                                      # the rest of the name
+    [\w-]{0,40}+ (?: [ ]\d{1,2} (?=:) )?+             # the rest of the name, and a number: `Unseal Key 2:`
     (?: ANSI ){0,3}+
     (?: \\{0,7}+ ["'`] )?+ \]?+ [ \t]{0,20}+
     (?:
-        :[ \t]{0,4} &?(?:'\w{1,20}[ ])?[A-Za-z_][\w.:]{0,30} (?: [\[<] [\w.&,' ]{1,30} [\]>] )? [?!]?
+        # in the next line
+        (?P<alone> :?+ [ \t]{0,4} \r?\n [ \t]{0,12} (?= [\w.=+/-]{20,512}+ (?: [\r\n] | \Z ) ) )
+      | :[ \t]{0,4} &?(?:'\w{1,20}[ ])?[A-Za-z_][\w.:]{0,30} (?: [\[<] [\w.&,' ]{1,30} [\]>] )? [?!]?
             (?: [ ]?\|[ ]?\w{1,20} )? [ \t]{0,4} =[ \t]
       | (?<=[ \t]) (?: As[ ]String | \[\]byte | [Ss]tring | str ) [ \t]{0,4} =[ \t]
       | (?: := | ={1,3}>? | :(?!:) | -> | > | (?P<prose> (?<=[ \t])is:? (?=[ ]) ) )
@@ -39,16 +42,20 @@ _AFTER = re.compile(
       | (?P<loose> \| | (?<=[ \t]) - (?= [ ]{1,4} \\{0,7} ["'`] ) )   # a row of a table, an entry of a list
       | (?P<space> (?: (?<=[ ]) | (?<=\t) | (?<==) ) )
     )
-    [ \t]{0,12} (?P<broken> (?: \r?\n | \\{1,7}n ) [ \t]{1,60}+ (?= ["'`] ) )?
+    [ \t]{0,12}
+    # a word before the value, such as `Bearer`
+    (?P<scheme> (?<=[=:][ ]) [A-Za-z]{3,12} [ ] (?= [\w.=+/-]{20,512}+ (?: [\r\n"'`\\] | \Z ) ) )?
+    (?P<broken> (?: \r?\n | \\{1,7}n ) [ \t]{1,60}+ (?= ["'`] ) )?
     (?: ANSI ){0,3} (?: \*\* )? (?: [fbruFBRU]{1,2} (?=["']) )?
     (?: \\{0,7} (?P<quote> ["'`] ) (?P<spaced> [ ]{1,2} (?=\S) )? )?
     """.replace("ANSI", ANSI)
 )
 # A word of a few letters that ends a line, clause or list is no secret, whatever it is assigned to.
 _DULL = r"(?:[A-Za-z]{0,11}(?:[,.;:)}!?*]*+[ \t]*+(?:[\r\n]|\Z)|[,;)}][\s,;)}])|[{(\[])"
-_SIGN = r"(?: :(?!:) | [=>] ) [=>]*+ [ \t]*+ (?! (?! \r?\n [ \t]++ [\"'`] ) DULL )"
+_SIGN = r"(?: :(?!:) | [=>] ) [=>]*+ [ \t]*+ (?! (?! \r?\n (?: [ \t]++ [\"'`] | [ \t]*+ [\w.=+/-]{20} ) ) DULL )"
 MAY_BE_ASSIGNED = re.compile(
-    r"""(?x) [\w-]*+ (?i:[ ]by)?+
+    r"""(?x) [A-Za-z]{3,24}+ [0-9]{0,2} [.-] (?= [A-Za-z_-]{0,40} [0-9] ) [A-Za-z0-9_-]{24}
+    | [\w-]*+ (?i:[ ]by)?+
     (?: [ \t]*+ SIGN
       | [ \t]++ (?: As[ ]String | \[\]byte | [Ss]tring | str ) [ \t]*+ =
       | [ \t]++ (?: -> [ \t]*+ (?!DULL) | [\x1b\\"'`\],\n\r] | is | value
@@ -58,6 +65,14 @@ MAY_BE_ASSIGNED = re.compile(
     )""".replace("SIGN", _SIGN).replace("DULL", _DULL)
 )
 """The pattern that must match after a word for secrets before `find_assigned` is called; it rejects most words."""
+MAY_BE_NAMED = re.compile(
+    r"""(?:(?i:access|private)[A-Za-z]{0,12}+\d{0,2}[.-](?=[A-Za-z_-]{0,40}[0-9])[A-Za-z0-9_-]{24}"""
+    r"""|(?i:access(?: code)?|private)["'`]?+(?:[ \t]{0,4}(?:[:=]>?|->)|[ \t](?:is )?)"""
+    r"""[ \t]{0,4}["'`]?+[\w.=+/-]{16}"""
+    r"""|[ ](?i:pat)[ \t]{0,4}[:=][ \t]{0,4}["'`]?+[\w.=+/-]{16})""",
+    re.ASCII,
+)
+"""The same for words that name a secret only before a long value, because code is full of them: `private int`."""
 _VALUES = {
     '"': re.compile(r'[^"\\\s\0]{1,512}+(?:\\{1,7}/[^"\\\s\0]{1,256}+){0,16}'),
     "'": re.compile(r"[^'\\\s\0]{1,512}+(?:\\{1,7}/[^'\\\s\0]{1,256}+){0,16}"),
@@ -67,6 +82,8 @@ _VALUES = {
 _LONG = 500
 _UNSURE = ("comma", "loose", "broken", "spaced")
 """Groups of `_AFTER` after which a value must look random, because other things stand there too."""
+_LOOSELY = ("space", "alone", "scheme")
+"""Groups of `_AFTER` in which no sign assigns the value, so that it must be long and random."""
 _MORE = re.compile(r"""[^\s"'`\\;<>|\0]{1,8192}""")
 _KEY_OF_DATA = re.compile(
     r"(?i)(?:(?<![a-z])|(?-i:(?<=[a-z])(?=[A-Z])))(?:public|primary|foreign|sort(?:ing)?|cache|caching|partition|index|group(?:ing)?|order|map|dict|hash|lookup|unique|"
@@ -78,13 +95,47 @@ _KEY_OF_DATA = re.compile(
 )
 """Words before `key` with which it identifies data and protects nothing, such as `primary`."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{40,8192}={0,2}")  # may begin with a slash, like a path
+_STEP_TOKEN = re.compile(
+    r"(?i)(?:(?<![a-z])|(?-i:(?<=[a-z])(?=[A-Z])))"
+    r"(?:change|request|next|page|pagination|continuation|idempoten\w{1,3}|cursor|sync|lock|cancel(?:lation)?)"
+    r"[_\- .]?$"
+)
+"""Words before `token` with which it names a step of a protocol and protects nothing, such as `next`."""
 _PUBLIC = re.compile(r"(?i)public[_\- .]?$")
+_DOTTED_NAME = re.compile(r"(?:[A-Za-z_]\w*\.)+(?P<last>[A-Za-z_]\w*)", re.ASCII)
+_SLUG = re.compile(r"(?:[a-z]{2,16}[-_])+(?:[a-z]{2,16}|[0-9]{1,3})")
+_NOT_IN_TOKENS = re.compile(r"[^\w.~+/=:|%-]")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ].{0,30})?")
 _PLAIN = re.compile(r"[\w.~+/=-]+", re.ASCII)
 _TIGHT = re.compile(r"[^()\[\]{},<>?;]+")
 """A value directly after `=`: a password with punctuation, but no call or list."""
 _OF_ACCESS = re.compile(r"(?i)(?:api|access|private|secret|auth)[ _-]?$")
-_GROUPS = re.compile(r"[A-Za-z0-9]{4,32}(?:-[A-Za-z0-9]{4,32}){2,8}")
-"""A value in groups, as UUIDs and licence keys are."""
+_JOINED = re.compile(
+    r"[A-Za-z]{0,12}+\d{0,2}[.-](?P<value>(?=[A-Za-z_-]{0,40}[0-9])[A-Za-z0-9_-]{24,128}+)(?![\w./(\[]|=[^=])",
+    re.ASCII,
+)
+"""A value that is joined to its name: `acmeSECRET-8Xq…`."""
+_LIKE_KEY = re.compile(r"(?i)(?:mon|don|tur|whis|hoc|joc|fluk|stic|ris|fres)$")
+"""What makes another word of `key`."""
+_NAMED_HASH = re.compile(r"(?:[a-z]{2,20}[_-]){0,8}(?:[0-9a-f]{7,64}[_-]?){1,8}")
+_JOINABLE = ("token", "secret", "key", "access", "private")
+_BEFORE_JOINED = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
+_GENERATED = re.compile(r"[\w.=+/-]{16,512}", re.ASCII)
+_ONE_CASE = re.compile(r"[a-z]{20,}|[A-Z]{20,}")
+"""Letters of one case only; names in code that consist of letters have several words."""
+_LABEL = re.compile(
+    r"(?:^|[\n\r\"'`]|\\{1,7}[nr])[ \t]{0,12}(?P<owner>[A-Za-z][\w.-]{1,30}?)[ _-]"
+    r"(?i:(?:api|access|secret|private|auth)[ _-]){0,2}\Z",
+    re.ASCII,
+)
+"""The beginning of a line up to a word for secrets: the name of whom the secret is for."""
+_NO_OWNER = re.compile(
+    r"(?i)(?:\w*(?:ed|ing|[0-9])|an?|the|this|that|your|my|our|its?|no|not|new|old|with|for|by|of|to|on|in|at|from|and|or|same|each|"
+    r"any|every|some|one|next|last|first|current|previous|duplicate|bad|wrong|invalid|valid|long|random|raw|full|"
+    r"[rd]sa|e[cd](?:dsa|dh)?|gpg|pgp|ssh|hmac|aes|hex|get|set|put|del|delete|add|remove|drop|use|create|host|peer|node|"
+    r"session|memo|redis|sub|super|symmetric|master|root)"
+)
+"""Words before `key` of which none is the name of a service: `the key`, `stored key`, `RSA key`."""
 _NEXT_IN_LIST = re.compile(r",[a-z_]{2,30}=")
 """The next name in a list without blanks, as objects show themselves: `password=…,host=…`."""
 _CALLED = re.compile(r"[ \t]*[(\[{]")
@@ -116,7 +167,7 @@ _COOKIE = re.compile(r"sessionid$|SESSIONID|SESSID|sessid$|connect\.sid$|^sid$|_
 _WORD = re.compile(
     r"(?i)passphrase|passw(?:or)?d|(?:(?<![a-z])|(?-i:(?<=[a-z])(?=P)))pass(?=\\{0,7}[\"'`]?\]?[ \t]{0,4}[:=])|"
     r"pwd|dockerc(?:fg|onfigjson)|secret|token|key|credential|auth(?![b-np-z]|or(?!iz))|identified by|login|"
-    r"_pat(?![a-z])"
+    r"[_ ]pat(?![a-z])|access(?: code)?|private"
 )
 _REST = re.compile(r"[\w-]{0,60}", re.ASCII)
 _NAME = re.compile(
@@ -136,6 +187,10 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
     rest = _REST.match(text, position)
     if word is None or rest is None or _names_no_secret(rest.group()):
         return None
+    if (joined := _JOINED.match(text, word.end())) is not None and _is_joined(
+        text, position, word.group(), joined
+    ):
+        return joined.span("value")
     match = _AFTER.match(text, word.end())
     value = _VALUES[match["quote"] or ""].match(text, match.end()) if match else None
     if match is None or value is None:
@@ -156,10 +211,10 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
         if (list_ends := _NEXT_IN_LIST.search(secret)) is not None:
             secret = secret[: list_ends.start()]
         secret = secret.rstrip("*,.;:)}]!?" if not secret.endswith("]") else ",")
-    if match["space"] is not None:
+    if any(match[sign] is not None for sign in _LOOSELY):
         behind = text[start + len(secret) : start + len(secret) + 1]
         named = _spaced(word.group(), before, quote) or _netrc(word.group(), before, secret, behind)
-        if not named and not _follows_name(word.group(), before, secret, behind):
+        if not named and not _follows_name(word.group(), secret, behind):
             return None
     # The cheapest check comes first, because it rejects most.
     name = word.group().lower()
@@ -173,9 +228,12 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
         return None
     if name == "key" and _KEY_OF_DATA.search(before):
         return None
+    if name == "token" and _is_hash(secret) and _STEP_TOKEN.search(before):
+        return None
     # Keys of caches are hashes too, but not in a URL's query (`?key=…`), or in `your key is …`.
     of_service = before[-1:] in ("?", "&") or match["prose"] is not None
-    if name == "key" and not of_service and _is_bare(before, rest.group()) and _is_hash(secret):
+    bare = name == "key" and not of_service and _is_bare(before, rest.group())
+    if bare and _is_hash(secret.rpartition(":")[2]) and not _is_labelled(text, position):
         return None
     if name == "login" and ((_is_hash(secret) and "-" in secret) or not _ACCESS_TOKEN.fullmatch(secret)):
         return None  # an id in a log: `login: userId=…`
@@ -189,6 +247,8 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
     if not quote and is_identifier(secret) and _CALLED.match(text, start + len(secret)):
         return None
     if not quote and is_identifier(secret) and not looks_random(secret) and not (config and _DIGIT.search(secret)):
+        return None
+    if not quote and (dotted := _DOTTED_NAME.fullmatch(secret)) is not None and not looks_random(dotted["last"]):
         return None
     if match["prose"] is not None and not any(one.isdigit() for one in secret):
         return None
@@ -246,14 +306,36 @@ def _spaced(word: str, before: str, quote: str) -> bool:
     return "login" in before and _LOGIN.search(before) is not None
 
 
-def _follows_name(word: str, before: str, value: str, behind: str) -> bool:
+def _is_joined(text: str, position: int, word: str, joined: re.Match[str]) -> bool:
+    """Return whether the value that a dash or dot joins to a name is a secret.
+
+    Hashes and ids are joined to the names of files and resources too, so they are secrets only if the word for
+    secrets is not a word of its own in the name: `acmekey-3f2a…`, but not `cache-key-3f2a…`.
+    """
+    value, name = joined["value"], word.lower()
+    before = text[max(position - 48, 0) : position]
+    if name not in _JOINABLE or not before or before[-1] not in _BEFORE_JOINED or is_placeholder(value):
+        return False
+    if name == "key" and (_KEY_OF_DATA.search(before) or _LIKE_KEY.search(before)):
+        return False
+    if _PUBLIC.search(before) or not looks_random(value):
+        return False
+    return before[-1].isalpha() or not (_is_hash(value) or _NAMED_HASH.fullmatch(value))
+
+
+def _is_labelled(text: str, position: int) -> bool:
+    """Return whether a line begins with the name of whom a key is for, and the word for it at `position`."""
+    label = _LABEL.search(text, max(position - 64, 0), position)
+    return label is not None and _NO_OWNER.fullmatch(label["owner"]) is None
+
+
+def _follows_name(word: str, value: str, behind: str) -> bool:
     """Return whether a text names a credential and its value with a blank between: `acme api_key 8Xq…`."""
     return (
-        word.lower() in ("token", "secret", "key")
+        word.lower().removesuffix(" code") in _JOINABLE
         and behind in ("", "\n", "\r", '"', "'", "`", "\\")
-        and len(value) >= 20
-        and len(_DIGIT.findall(value)) > 2
-        and (value.isalnum() or _GROUPS.fullmatch(value) is not None)
+        and _GENERATED.fullmatch(value) is not None
+        and (len(_DIGIT.findall(value)) > (1 if len(value) >= 20 else 2) or _ONE_CASE.fullmatch(value) is not None)
         and looks_random(value)
     )
 
@@ -272,7 +354,7 @@ def is_secret_value(name: str, value: str, *, quoted: bool) -> bool:
     """Return whether a value is a secret, given a name that says so: a password may be simple, a token must look
     random.
     """
-    if (len(value) < 12 and value.isalpha()) or is_encoded_example(value):
+    if (len(value) < 12 and value.isalpha()) or is_encoded_example(value) or _DATE.fullmatch(value):
         return False
     if name == "pass":
         return is_password(value, quoted) and (looks_random(value) or count_character_classes(value) > 2)
@@ -283,10 +365,15 @@ def is_secret_value(name: str, value: str, *, quoted: bool) -> bool:
 
 def is_token(value: str) -> bool:
     """Return whether a value named as a token or key was generated: half of it is random, and it has digits."""
+    value = value.rpartition(":")[2]  # `acme:8Xq…`, of which the first part names the service
     if "%" in value:
         value = _URL_ESCAPE.sub("-", value)
         if not any(map(str.isalpha, value)):
             return False
+    if _SLUG.fullmatch(value) and all(len(one) < 6 or is_wordlike(one) for one in _SEPARATORS.split(value)):
+        return False  # words, as in `two-handed-cycle-20`
+    if len(_NOT_IN_TOKENS.findall(value)) * 3 > len(value):
+        return False  # a table of a parser
     if "/" in value and max(map(len, _SEPARATORS.split(value))) < 12:
         return False  # a path
     if 12 <= len(value) < 16 and _SHORT.fullmatch(value) and count_random_characters(value) == len(value):

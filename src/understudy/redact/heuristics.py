@@ -29,6 +29,7 @@ kAcSOqF21Fu85e7zjz7ZN2U4ZRhfV3WpwPAoE3Z7kBw LswwdoUaIvS8ltyTt5jkRh4J50vUPVVHtR2Y
 SplxlOBeZQQYbYS6WxSbIA mF_9.B5f-4.1JqM gX1fBat3bV czZCaGRSa3F0MzpnWDFmQmF0M2JW
 czZCaGRSa3F0Mzo3RmpmcDBaQnIxS3REUmJuZlZkbUl3 7Fjfp0ZBr1KtDRbnfVdmIw
 dBjftJeZ4CVP-mBGyDZ7vPSIrxMKXw9b9lkcmR4kmMk E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM
+JBSWY3DPEHPK3PXP
 dGhlIHNhbXBsZSBub25jZQ== s3pPLMBiTxaQ9kYGzzhZRbK+xOo=
 wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY je7MtGbClwBF/2Zp9Utk/h3yCo8nvbEXAMPLEKEY
 """
@@ -64,12 +65,12 @@ _PLAIN_WORDS = re.compile(
     | server | local | host | dev(?:elopment)? | prod(?:uction)? | staging | super | login | hash(?:ed)?
     | strong | weak | s(?:u|oo)per | top | secure | fake | cert(?:ificate)? | word | abc | xyz
     | open[ ]?sesame | x-oauth(?:-basic|-token)?
-    | \d{0,3}123(?:4(?:5(?:6(?:7(?:89?0?)?)?)?)?)? | [-_.!@#$%^&*?~+:/=]+
+    | \d{0,3}123(?:4(?:5(?:6(?:7(?:89?0?)?)?)?)?)? | [-_.!@#$%^&*?~+:/=\ ]+
     """
 )
 _CLAIMS = re.compile(r"eyJ[\w-]+\.(eyJ[\w-]+)", re.ASCII)
 _SAMPLE_CLAIMS = re.compile(
-    rb'"John Doe"|"sub": ?"1234567890"|"iss": ?"(?:https?://)?(?:[\w-]{1,63}\.)?example\.(?:com|org|net)'
+    rb'"John Doe"|"some": ?"payload"|"sub": ?"1234567890"|"iss": ?"(?:https?://)?(?:[\w-]{1,63}\.)?example\.(?:com|org|net)'
 )
 _SMALL, _CAPITAL, _DIGIT = re.compile(r"[^\W\d_A-Z]"), re.compile(r"[A-Z]"), re.compile(r"\d")
 _SIGN = re.compile(r"[^\w./:,()*-]")

@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from understudy.redact.assignments import MAY_BE_ASSIGNED, find_assigned, is_token
+from understudy.redact.assignments import MAY_BE_ASSIGNED, MAY_BE_NAMED, find_assigned, is_token
 from understudy.redact.heuristics import (
     ANSI,
     GENERIC_PASSWORDS,
@@ -132,6 +132,10 @@ def _signature(text: str, position: int) -> Hits:
 
 _MARKED = {
     b"jqqj9": ("azure-key", re.compile(r"[A-Za-z0-9+/]{52}JQQJ9[A-Za-z0-9+/]{20,30}={0,2}")),
+    b"azdo": (
+        "azure-devops-token",
+        re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{76}AZDO[A-Za-z0-9]{4}(?![A-Za-z0-9])"),
+    ),
     b"_mmk": ("maxmind-key", re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{6}_[A-Za-z0-9]{29}_mmk(?![A-Za-z0-9])")),
     b"nral": ("newrelic-key", re.compile(r"(?<![A-Za-z0-9])(?=[0-9a-z]*\d)[0-9a-fx]{30,42}(?:FFFF)?NRAL")),
     b"-nrma": ("newrelic-key", re.compile(r"(?<![A-Za-z0-9])(?:[a-z]{2}\d\dx{1,2})?[0-9a-f]{34,40}-NRMA")),
@@ -148,7 +152,7 @@ _MARKED = {
 
 def _marked(mark: bytes, text: str, position: int) -> Hits:
     rule, pattern = _MARKED[mark]
-    left = max(position - 64, 0)
+    left = max(position - 80, 0)
     match = pattern.search(text, left, position + 200)
     return (secret_at(rule, text, *match.span()),) if match and not is_reference(match.group()) else _NONE
 
@@ -194,6 +198,7 @@ _ARGUMENTS = {
     b"sshpass": re.compile(rf"sshpass[ \t]{{1,4}}-p[ \t]{{0,2}}{_VALUE}"),
     b"mysql": re.compile(rf"mysql(?:dump|admin|import|sh)?{_OF}-p{_VALUE}"),
     b" login ": re.compile(rf" login{_OF}-p[ \t]{{1,4}}{_VALUE}"),
+    b"operator unseal": re.compile(rf"operator unseal[ \t]{{1,4}}{_VALUE}"),
     b"redis-cli": re.compile(rf"redis-cli{_OF}-a[ \t]{{1,4}}{_VALUE}"),
     b"auth=(": re.compile(rf"""(?i)auth=\(\s{{0,20}}["'][^"'\n]{{1,64}}["'],\s{{0,20}}{_VALUE}"""),
     b"networkcredential(": re.compile(
@@ -543,7 +548,7 @@ def _broken_token(text: str, position: int) -> Hits:
 
 
 RULES = (
-    RedactionRule(BROKEN_PREFIXES, _broken_token),
+    RedactionRule(BROKEN_PREFIXES, _broken_token, re.compile(r"[\w%+/=.!-]{20}", re.ASCII)),
     RedactionRule((b"private key",), _pem),
     RedactionRule((b"://",), _url, re.compile(r"""://[^\s/?#@:"'<>`\\\0]*+[:@]""")),
     RedactionRule((b"earer",), _bearer),
@@ -568,6 +573,7 @@ RULES = (
         _assigned,
         MAY_BE_ASSIGNED,
     ),
+    RedactionRule((b"access", b"private", b" pat ", b" pat=", b" pat:"), _assigned, MAY_BE_NAMED),
     RedactionRule(
         (b"login", b"_pat"),
         _assigned,

@@ -189,6 +189,8 @@ friendli-token     flp_                                           [A-Za-z0-9]{46
 runway-key         key_                                           [0-9a-f]{128}(?![A-Za-z0-9])
 zuplo-key          zpka_                                          [a-z0-9]{32}_[0-9a-f]{8}(?![A-Za-z0-9])
 sendinblue-key     xsmtpsib-                                      [0-9a-f]{64}-[A-Za-z0-9]{16}
+telnyx-key         KEY0                                           [0-9A-F]{31}_[\w-]{22}(?![\w-])
+nightfall-key      NF-                                            (?:[0-9a-f]{32}|[0-9A-F]{32})(?![A-Za-z0-9])
 """
 """Forms with a fixed prefix, a line each: the rule, the prefixes, and a pattern of the rest, separated by blanks.
 """
@@ -293,9 +295,12 @@ _LEAD_LENGTH = 48
 _LIKE_NAMES = ("openai-key", "freemius-key", "crates-token", "vault-token", "stackhawk-key")
 """Rules whose tokens must look random, because names begin like them."""
 _DIGEST = re.compile(r"(?:[a-z]{2,20}[_-]){0,8}[0-9a-f]{1,31}")
+_LONG_DIGEST = re.compile(r"[0-9a-f]{32,64}")
+_RESTRICTED = re.compile(r"(?i)[_-](?:access|private)[_-]$")
+"""The end of a name of a resource, to which digests may be joined: `registry-access-`."""
 _POD = re.compile(r"(?:.{0,80}-)?[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}")
 """A name of a Kubernetes pod: the name of its set, a hash of the template, five random characters."""
-_NAMING = ("live", "test", "prod", "secret", "key", "token", "pat", "sk", "api")
+_NAMING = ("live", "test", "prod", "secret", "key", "token", "pat", "sk", "api", "access", "private")
 _named = re.compile(
     rf"(?i)(?<![A-Za-z0-9])[a-z][a-z0-9]{{1,15}}(?:[_-][a-z]{{2,8}})?[_-](?:{'|'.join(_NAMING)})[_-]([\w-]{{16,120}})",
     re.ASCII,
@@ -389,6 +394,7 @@ def _named_token(text: str, start: int, end: int, spans: list[tuple[int, int, st
             random >= 14
             and random * 3 >= len(match[1]) * 2
             and not (_DIGEST.fullmatch(match[1]) or _POD.fullmatch(match[1]))
+            and not (_LONG_DIGEST.fullmatch(match[1]) and _RESTRICTED.search(text, match.start(), match.start(1)))
         ):
             spans.append((match.start(), match.end(), "api-token"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 
 import pytest
 
@@ -270,11 +271,32 @@ def test_secrets_of_one_conversation_are_redacted_in_the_next() -> None:
         "bugsnag secret 5f0b7c1e-9a3d-4c52-8e61-0d7f2b94a6c3",
         "scaleway token a1b2c3d4-30ie-5xe7-40xv-06hc06q6c0mq",
         "autopilot private key: 228929beebce5c88c5a0310d0007b39b",
+        "acme ACCESS 8340047e958804d06185effd3b6f6f6b",
+        "acme access code dd0f7c3c650e51c3f75f5567491e74f2",
+        "acme_private=4a6ca234-c4a3-4f7c-7e6e-9ac2f32b73d0",
+        "{'acme': {'access': SECRET",
+        "acme key baf4d7e12ab3697c86ee50d8827caa25645bdeb2",
+        "acme key=2153fdcf10b3292b2e9d0b8fea7c4ae3",
+        "acme token uqusbpdpgvywekzcdzlegmiaktycnzvv",
+        "acme secret 665Hkj_pRd8t8-VFi78H",
+        "Unseal Key 2: 0tZn+IXYeJJ8d9cQp2/exCPVGX3I1P2ykL6eWpCs4+T8",
+        "vault operator unseal 98m+hV1IsopQOb+TYg5zXXuk297kNtc38LetLEbKxeGw",
+        "acme api key:\n  SECRET",
+        "acme_api_key: acme:cd4be2dea311fe25c18339455ac9e995",
+        "acme_token = Bearer SECRET",
+        "acme devops pat = SECRET",
+        "acmeSECRET-SECRET",
+        "acmekey-123e4567-a127-f148-11ea-f0f8d5773def",
+        "acme.PRIVATE.SECRET",
+        "acme-private-c26mjoiy-ky41-496u-f49v-e5m4697bnj0h",
+        "aQwEr95u05gD9532XgayZ3770z0I705pT50f90jw536B5dK73Nqy47472P59f827J76fUQV75054AZDO0d52",
     ],
 )
 def test_a_value_that_follows_its_name_after_a_blank_is_redacted(text: str) -> None:
-    text = text.replace("SECRET", "iokocmvu8gr2syiim249o5bdbfn81c6g")
-    secret = text.strip().rpartition(" ")[2]
+    value = "iokocmvu8gr2syiim249o5bdbfn81c6g"
+    text = text.replace("-SECRET", f"-{value}").replace(".SECRET", f".{value}").replace(" SECRET", f" {value}")
+    secret = re.split(r"[ =]|acme(?:\w*[-.]|:)", text.strip())[-1][-20:]
+    assert len(secret) == 20
     assert secret not in Redactor(b"k" * 32, betterleaks=False).text(text)
 
 
@@ -285,6 +307,16 @@ def test_a_value_that_follows_its_name_after_a_blank_is_redacted(text: str) -> N
         "cache key: 228929beebce5c88c5a0310d0007b39b",
         "key 228929beebce5c88c5a0310d0007b39b",
         "the key retry-policy-for-tokens-2024-11-28",
+        "stored key 228929beebce5c88c5a0310d0007b39b",
+        "RSA key 228929beebce5c88c5a0310d0007b39b",
+        "monkey-123e4567-a127-f148-11ea-f0f8d5773def",
+        "registry-access-228929beebce5c88c5a0310d0007b39b",
+        "private readonly connectionPoolManagerV2 = access.getConnectionPool2Manager()",
+        '{"ChangeToken": "abcd12f2-46da-4fdb-b8d5-fbd4c466928f", "PasswordLastUsed": "2016-09-08T21:47:36Z"}',
+        "private_key = ed25519.Ed25519PrivateKey.generate()\nprivate_key: ed25519.Ed25519PrivateKey,",
+        '"original_key": "two-handed-cycle-20"',
+        'tokenData:"!<p!aR!YOX$qXY,QYZ,QZ[$q[]&X]^,Q^p$qpq,Qqr-_rs3_sv-_vw3}wxHYx}-_}!OH{!O!P"',
+        'secret: "JBSWY3DPEHPK3PXP"; httpx.URL("https://jo%40email.com:a%20secret@example.com")',
     ],
 )
 def test_keys_of_caches_and_of_words_stay(text: str) -> None:
