@@ -72,6 +72,7 @@ class GradingOptions(Struct, frozen=True):
     - `usual_installed`: what the gold patch's install adds, likewise (see `understudy.checks.startup_files`).
     - `watched`: the Pythons of a suite or script are watched.
     - `walled`: a script's Pythons cannot write its reward.
+    - `one_word`: what a program prints is one operand of a script's `[` (see `understudy.checks.shell_tests`).
     - `twins`: the deciding tests that have twins, by node id.
     - `partial_twins`: those of them whose expectations the tested code can partly know.
     - `twin_plain`: sites that are evaluated in the process.
@@ -105,6 +106,7 @@ class GradingOptions(Struct, frozen=True):
     usual_installed: tuple[str, ...] | None = None
     watched: bool = True
     walled: bool = True
+    one_word: bool = False
 
 
 def failed_result(reason: str, log: str) -> CheckResult:

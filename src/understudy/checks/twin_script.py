@@ -19,6 +19,7 @@ from pathlib import Path
 from understudy.checks.base import check_not_killed, output_tail, read_result_file
 from understudy.checks.here_documents import here_documents, with_texts
 from understudy.checks.script import REWARDS
+from understudy.checks.shell_tests import is_shell_script, with_one_word_operands
 from understudy.checks.twin_judge import load
 from understudy.checks.twin_neutral import by_own_names
 from understudy.checks.twin_run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, WrittenVersion, load_stopped
@@ -51,9 +52,62 @@ def hidden_contents(hidden: Path) -> dict[str, bytes]:
     return contents
 
 
+def one_word_scripts(hidden: Path) -> dict[str, str]:
+    """Return the script's shell scripts that are rewritten so that an expansion is one operand of a test (see
+    `shell_tests`), by their path.
+    """
+    rewritten: dict[str, str] = {}
+    for path in sorted(hidden.rglob("*")):
+        if not path.is_file() or path.stat().st_size > _FILE_BYTES:
+            continue
+        content = path.read_bytes()
+        if is_shell_script(path, content):
+            with suppress(UnicodeDecodeError):
+                script = content.decode()
+                if (other := with_one_word_operands(script)) != script:
+                    rewritten[path.relative_to(hidden).as_posix()] = other
+    return rewritten
+
+
+@contextmanager
+def placed_one_word_scripts(hidden: Path) -> Generator[Path]:
+    """Yield a copy of a script's directory with `one_word_scripts`, as `PreparedTask.hidden`; removed at the
+    end.
+    """
+    with _copied(hidden) as copy:
+        for name, text in one_word_scripts(hidden).items():
+            _write_instead(copy / name, text)
+        make_readable(copy.parent.parent)
+        yield copy
+
+
 @contextmanager
 def placed_version(hidden: Path, version: WrittenVersion) -> Generator[Path]:
-    """Yield a copy of a script's directory with a version in it, as `PreparedTask.hidden`; removed at the end.
+    """Yield a copy of a script's directory with a version in it, as `PreparedTask.hidden`; removed at the end."""
+    with _copied(hidden) as copy:
+        for name, text in version.files.items():
+            path = copy / name
+            source = self_reporting(text, name, DRIVER_MOUNT.target, _REPORT)
+            if path.parent.is_file():  # a here-document
+                number, path = int(path.stem), path.parent
+                if source == text:
+                    continue
+                source = with_texts(path.read_text(encoding="utf-8"), {number: source})
+            _write_instead(path, source)
+        make_readable(copy.parent.parent)
+        yield copy
+
+
+def _write_instead(path: Path, text: str) -> None:
+    mode = path.stat().st_mode
+    path.unlink()  # it is a link to the original
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+
+
+@contextmanager
+def _copied(hidden: Path) -> Generator[Path]:
+    """Yield a copy of a script's directory, of links to its files; removed at the end.
 
     Those of killed graders are removed here, because nothing else uses them.
     """
@@ -65,17 +119,6 @@ def placed_version(hidden: Path, version: WrittenVersion) -> Generator[Path]:
     with tempfile.TemporaryDirectory(dir=versions, prefix=prefix) as directory:
         home = Path(directory, "version")
         shutil.copytree(hidden.parent, home, symlinks=True, copy_function=os.link)
-        for name, text in version.files.items():
-            path = home / hidden.name / name
-            source = self_reporting(text, name, DRIVER_MOUNT.target, _REPORT)
-            if path.parent.is_file():  # a here-document
-                number, path = int(path.stem), path.parent
-                if source == text:
-                    continue
-                source = with_texts(path.read_text(encoding="utf-8"), {number: source})
-            path.unlink()  # it is a link to the original
-            path.write_text(source, encoding="utf-8")
-        make_readable(Path(directory))
         yield home / hidden.name
 
 

@@ -35,7 +35,12 @@ from understudy.checks.twin_run import (
     WrittenVersion,
     judge_twins,
 )
-from understudy.checks.twin_script import hidden_contents, placed_version
+from understudy.checks.twin_script import (
+    hidden_contents,
+    one_word_scripts,
+    placed_one_word_scripts,
+    placed_version,
+)
 from understudy.checks.twin_templates import VERSIONS, VersionTemplates, draw_versions, load_templates
 from understudy.config import cache_dir
 from understudy.errors import GraderError, TaskError
@@ -55,7 +60,7 @@ from understudy.util.files import atomic_write
 
 _LEAST_TIMEOUT_S = 30.0  # for code that computes nothing new, which may never end
 
-_FORMAT = "57"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "58"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, stored in each verdict: the release, and how its patches are judged."""
 
@@ -314,9 +319,13 @@ async def _evaluate_once(
 ) -> CheckResult:
     task = prepared.task
     is_intruder = intruders(task, prepared.tree)
-    opened_sandbox = await sandboxes.open(sandbox_spec(prepared, environment, mounts=hidden_mounts(prepared)))
-    sandbox = RecordingSandbox(opened_sandbox)
-    try:
+    async with AsyncExitStack() as stack:
+        if prepared.hidden is not None and prepared.options.one_word:
+            placed = await asyncio.to_thread(stack.enter_context, placed_one_word_scripts(prepared.hidden))
+            prepared = replace(prepared, hidden=placed)
+        opened_sandbox = await sandboxes.open(sandbox_spec(prepared, environment, mounts=hidden_mounts(prepared)))
+        stack.push_async_callback(opened_sandbox.close)
+        sandbox = RecordingSandbox(opened_sandbox)
         if isinstance(task.checks, SuiteChecks):
             await run_before_patch(sandbox, task.checks)
         with with_untrusted_code():
@@ -329,8 +338,6 @@ async def _evaluate_once(
                 sandbox, task, gated.patch, prepared.options, hidden=prepared.hidden, is_intruder=is_intruder
             )
             return replace(result, verdict=replace(result.verdict, commands=tuple(sandbox.commands)))
-    finally:
-        await sandbox.close()
 
 
 # --- validation ----------------------------------------------------------------------------------------
@@ -404,6 +411,7 @@ async def validate(
                 failure.parent.mkdir(parents=True, exist_ok=True)
                 atomic_write(failure, reason.encode(errors="replace"))
             raise TaskError(reason)
+    graded = await _with_one_word(graded, gated, sandboxes, environment)
     hidden = await _hidden_files(graded, sandboxes, environment)
     texts = {} if isinstance(task.checks, PytestChecks) else version_texts(task.checks, hidden)
     graded = replace(graded, options=replace(graded.options, twin_files=texts))
@@ -454,6 +462,22 @@ async def validate(
     for path in (record, *others):
         atomic_write(path, msgspec.json.encode(graded.options))
     return graded
+
+
+async def _with_one_word(
+    graded: PreparedTask, gold: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> PreparedTask:
+    """Return a task with the option `one_word`, if its script has such operands and still tells the gold patch
+    from the empty one.
+    """
+    if graded.hidden is None or not await asyncio.to_thread(one_word_scripts, graded.hidden):
+        return graded
+    changed = replace(graded, options=replace(graded.options, one_word=True))
+    solved, unsolved = [
+        await _evaluate(changed, patch, sandboxes, environment) for patch in (gold, GatedPatch(b""))
+    ]
+    as_before = is_solved(solved.verdict.reward) and solved.verdict.integrity.status == "clean"
+    return changed if as_before and not is_solved(unsolved.verdict.reward) else graded
 
 
 def as_validated(
