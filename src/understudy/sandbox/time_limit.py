@@ -8,10 +8,14 @@ in which the command's processes ran or slept, but not time in which they only w
 ended on time, and so is one whose many threads take processors from each other, because some of them run. As code
 can make itself wait (with a low priority beside other work), a command is ended after `LONGEST` times its limit,
 whatever it waited for.
+
+All time of a command with more than `MOST_THREADS` threads counts: they wait for one another, and looking at each
+of them would take long on a machine that they keep busy, as a fork bomb does.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -21,6 +25,9 @@ from msgspec import Struct
 
 LONGEST = 10.0
 """After how many times its limit a command is ended, however long it waited for a processor."""
+
+MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))
+"""The most threads of a command of which the waiting is looked at."""
 
 _SAMPLES = 240
 """About how often a command that uses up its limit is looked at. Threads that end between two looks are missed,
@@ -47,11 +54,14 @@ def longest_s(timeout_s: float) -> float:
 def read_threads(roots: Iterable[int]) -> dict[str, ThreadTimes]:
     """Return the times of all threads of these processes and their descendants, by thread id.
 
-    Processes that have ended are left out. Empty where the kernel does not keep these times.
+    Processes that have ended are left out. Empty if there are more than `MOST_THREADS`, and where the kernel does
+    not keep these times.
     """
     threads: dict[str, ThreadTimes] = {}
     pending = [str(root) for root in roots]
     while pending:
+        if len(threads) + len(pending) > MOST_THREADS:
+            return {}
         with suppress(OSError):  # the process has ended
             for thread in Path("/proc", pending.pop(), "task").iterdir():
                 with suppress(OSError):  # the thread has ended

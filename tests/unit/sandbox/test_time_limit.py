@@ -81,6 +81,23 @@ def test_the_kernel_keeps_the_times_of_this_process_and_of_its_descendants() -> 
     assert time_limit.read_threads([child.pid]) == {}
 
 
+def test_a_command_of_very_many_processes_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
+        "import os, sys\nfor _ in range(9):\n    os.fork() or (sys.stdin.read(), os._exit(0))\nprint(flush=True)\n"
+    )
+    script += "sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdout.readline()
+        monkeypatch.setattr(time_limit, "MOST_THREADS", 10)
+        assert len(time_limit.read_threads([child.pid])) == 10
+        monkeypatch.setattr(time_limit, "MOST_THREADS", 9)
+        assert time_limit.read_threads([child.pid]) == {}
+        child.stdin.close()
+
+
 SPIN = "import os; os.sched_setaffinity(0, {%d}); print(flush=True)\nwhile True: pass"
 WORK = "import os, time; os.sched_setaffinity(0, {%d})\nwhile time.process_time() < 0.4: pass"
 CHILD_WORKS = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-S', '-c', sys.argv[1]]))"
