@@ -112,7 +112,8 @@ def judge_inputs(
     for inputs, run in zip(options.twin_inputs, runs, strict=True):
         for node, name in inputs.refused.items():
             # Which exception it is does not matter: it depends on how the code is written.
-            refused.setdefault(_function(node), []).append(run is not None and name in run.stopped)
+            refuses = run is not None and name in run.stopped and run.outcomes.get(name) != "passed"
+            refused.setdefault(_function(node), []).append(refuses)
         for node, test in inputs.tests.items():
             seen = run.seen.get(test.name, {}) if run else {}
             for number, text in test.gold.items():

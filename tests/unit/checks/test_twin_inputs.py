@@ -191,6 +191,9 @@ def test_a_patch_that_answers_what_the_gold_patch_refuses_is_contradicted() -> N
     assert judge_inputs(tests, options, [refusing(nodes[0])]).contradicted == {SHIFT: 0.25}
     other_exception = refusing(*nodes[:3], by=("KeyError", "LookupError", "Exception", "BaseException", "object"))
     assert judge_inputs(tests, options, [other_exception]).contradicted == {}
+    passed: dict[str, TestOutcome] = dict.fromkeys(nodes, "passed")
+    also_passed = replace(refusing(*nodes), outcomes=passed)
+    assert judge_inputs(tests, options, [also_passed]).contradicted == {SHIFT: 0.0}, "the code reported it itself"
 
 
 def test_refusing_all_other_inputs_does_not_stand_for_answers() -> None:
