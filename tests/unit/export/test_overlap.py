@@ -72,6 +72,8 @@ def near_by_definition(one: set[int], other: set[int], threshold: float) -> bool
 def test_near_duplicates_are_those_of_the_definition_whatever_the_sizes(threshold: float) -> None:
     dice = random.Random(7)
     duplicates, earlier, counts = NearDuplicates(threshold), list[list[str]](), Counter[bool]()
+    sets: list[set[int]] = []
+    smallest: list[set[int]] = []
     for number in range(150):
         lines = [f"{number}: line {dice.random()} of a file" for _ in range(dice.choice((16, 40, 300, 900)))]
         if earlier:
@@ -81,10 +83,11 @@ def test_near_duplicates_are_those_of_the_definition_whatever_the_sizes(threshol
         earlier.append(lines)
         names, sketch = duplicates.find(lines)
         duplicates.add(str(number), sketch)
-        sets = [{crc32(line.encode()) for line in some} for some in earlier]
+        sets.append({crc32(line.encode()) for line in lines})
+        smallest.append(set(sorted(sets[-1])[:64]))
         for other, some in enumerate(sets[:-1]):
             # Only sessions that share one of their smallest hashes are compared.
-            if len(sets[-1]) < 16 or not set(sorted(sets[-1])[:64]) & set(sorted(some)[:64]):
+            if len(sets[-1]) < 16 or not smallest[-1] & smallest[other]:
                 continue
             expected = len(some) >= 16 and near_by_definition(sets[-1], some, threshold)
             assert (str(other) in names) is expected
