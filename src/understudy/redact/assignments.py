@@ -38,6 +38,8 @@ _AFTER = re.compile(
       | (?: := | ={1,3}>? | :(?!:) | -> | > | (?P<prose> (?<=[ \t])is:? (?=[ ]) ) )
       # {name: …, value: …}
       | (?: ["',\s] | \\{1,7}[nr"'] ){0,24} \b (?P<beside> value ) \\{0,7} ["']? [ \t]{0,4} [:=]
+      # {method: "login_with_api_key", params: [ … ]}
+      | ,[ ]? \\{0,7} ["'] params \\{0,7} ["'] [ ]? : [ ]? (?P<params> \[ )
       | (?P<comma> (?<=["'`]) ,[ ]{0,2} (?= \\{0,7} ["'`] ) )   # getenv("API_KEY", "…")
       | (?P<loose> \| | (?<=[ \t]) - (?= [ ]{1,4} \\{0,7} ["'`] ) )   # a row of a table, an entry of a list
       | (?P<space> (?: (?<=[ ]) | (?<=\t) | (?<==) ) )
@@ -54,7 +56,7 @@ _AFTER = re.compile(
 _DULL = r"(?:[A-Za-z]{0,11}(?:[,.;:)}!?*]*+[ \t]*+(?:[\r\n]|\Z)|[,;)}][\s,;)}])|[{(\[])"
 _SIGN = r"(?: :(?!:) | [=>] ) [=>]*+ [ \t]*+ (?! (?! \r?\n (?: [ \t]++ [\"'`] | [ \t]*+ [\w.=+/-]{20} ) ) DULL )"
 MAY_BE_ASSIGNED = re.compile(
-    r"""(?x) [A-Za-z]{3,24}+ [0-9]{0,2} [.-] (?= [A-Za-z_-]{0,40} [0-9] ) [A-Za-z0-9_-]{24}
+    r"""(?x) [A-Za-z]{3,24}+ [0-9]{0,3} [.-] [A-Za-z0-9_-]{20}
     | [\w-]*+ (?i:[ ]by)?+
     (?: [ \t]*+ SIGN
       | [ \t]++ (?: As[ ]String | \[\]byte | [Ss]tring | str ) [ \t]*+ =
@@ -66,10 +68,10 @@ MAY_BE_ASSIGNED = re.compile(
 )
 """The pattern that must match after a word for secrets before `find_assigned` is called; it rejects most words."""
 MAY_BE_NAMED = re.compile(
-    r"""(?:(?i:access|private)[A-Za-z]{0,12}+\d{0,2}[.-](?=[A-Za-z_-]{0,40}[0-9])[A-Za-z0-9_-]{24}"""
+    r"""(?:(?i:access|private)[A-Za-z]{0,12}+\d{0,2}[.-][A-Za-z0-9_-]{20}"""
     r"""|(?i:access(?: code)?|private)["'`]?+(?:[ \t]{0,4}(?:[:=]>?|->)|[ \t](?:is )?)"""
     r"""[ \t]{0,4}["'`]?+[\w.=+/-]{16}"""
-    r"""|[ ](?i:pat)[ \t]{0,4}[:=][ \t]{0,4}["'`]?+[\w.=+/-]{16})""",
+    r"""|(?:[ ](?i:pat)|(?i:api))[ \t]{0,4}[:=][ \t]{0,4}["'`]?+[\w.=+/-]{16})""",
     re.ASCII,
 )
 """The same for words that name a secret only before a long value, because code is full of them: `private int`."""
@@ -80,7 +82,7 @@ _VALUES = {
     "": re.compile(r"""[^\s"'`\\;<>|\0\x1b]{6,512}"""),
 }
 _LONG = 500
-_UNSURE = ("comma", "loose", "broken", "spaced")
+_UNSURE = ("params", "comma", "loose", "broken", "spaced")
 """Groups of `_AFTER` after which a value must look random, because other things stand there too."""
 _LOOSELY = ("space", "alone", "scheme")
 """Groups of `_AFTER` in which no sign assigns the value, so that it must be long and random."""
@@ -111,7 +113,7 @@ _TIGHT = re.compile(r"[^()\[\]{},<>?;]+")
 """A value directly after `=`: a password with punctuation, but no call or list."""
 _OF_ACCESS = re.compile(r"(?i)(?:api|access|private|secret|auth)[ _-]?$")
 _JOINED = re.compile(
-    r"[A-Za-z]{0,12}+\d{0,2}[.-](?P<value>(?=[A-Za-z_-]{0,40}[0-9])[A-Za-z0-9_-]{24,128}+)(?![\w./(\[]|=[^=])",
+    r"[A-Za-z]{0,12}+\d{0,2}[.-](?P<value>[A-Za-z0-9_-]{20,128}+(?:\.[A-Za-z0-9_-]{20,512}+){0,2})(?![\w./(\[]|=[^=])",
     re.ASCII,
 )
 """A value that is joined to its name: `acmeSECRET-8Xq…`."""
@@ -121,6 +123,7 @@ _NAMED_HASH = re.compile(r"(?:[a-z]{2,20}[_-]){0,8}(?:[0-9a-f]{7,64}[_-]?){1,8}"
 _JOINABLE = ("token", "secret", "key", "access", "private")
 _BEFORE_JOINED = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
 _GENERATED = re.compile(r"[\w.=+/-]{16,512}", re.ASCII)
+_SHORT_HEX = re.compile(r"(?=[a-fA-F]*[0-9])(?=[0-9]*[a-fA-F])(?:[0-9a-f]{20,31}|[0-9A-F]{20,31})")
 _ONE_CASE = re.compile(r"[a-z]{20,}|[A-Z]{20,}")
 """Letters of one case only; names in code that consist of letters have several words."""
 _LABEL = re.compile(
@@ -167,7 +170,7 @@ _COOKIE = re.compile(r"sessionid$|SESSIONID|SESSID|sessid$|connect\.sid$|^sid$|_
 _WORD = re.compile(
     r"(?i)passphrase|passw(?:or)?d|(?:(?<![a-z])|(?-i:(?<=[a-z])(?=P)))pass(?=\\{0,7}[\"'`]?\]?[ \t]{0,4}[:=])|"
     r"pwd|dockerc(?:fg|onfigjson)|secret|token|key|credential|auth(?![b-np-z]|or(?!iz))|identified by|login|"
-    r"[_ ]pat(?![a-z])|access(?: code)?|private"
+    r"[_ ]pat(?![a-z])|access(?: code)?|private|api(?=[ \t]{0,4}[:=])"
 )
 _REST = re.compile(r"[\w-]{0,60}", re.ASCII)
 _NAME = re.compile(
@@ -235,18 +238,20 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
     bare = name == "key" and not of_service and _is_bare(before, rest.group())
     if bare and _is_hash(secret.rpartition(":")[2]) and not _is_labelled(text, position):
         return None
+    if name == "api" and _is_hash(secret) and text[start - 1] == ":":
+        return None  # the tag of an image: `acme/api:3f2a…`
     if name == "login" and ((_is_hash(secret) and "-" in secret) or not _ACCESS_TOKEN.fullmatch(secret)):
         return None  # an id in a log: `login: userId=…`
     if word.group() == "PASS" and not before.endswith("_"):
         return None  # the output of tests, such as `--- PASS: TestLogin_V2 (0.02s)`
     config = bool(quote) or _is_config_line(text, position - len(before), position, match, start + len(secret))
     if not config and not (
-        looks_random(secret) and (_PLAIN if text[start - 1] != "=" else _TIGHT).fullmatch(secret)
+        _is_random(secret) and (_PLAIN if text[start - 1] != "=" else _TIGHT).fullmatch(secret)
     ):
         return None
     if not quote and is_identifier(secret) and _CALLED.match(text, start + len(secret)):
         return None
-    if not quote and is_identifier(secret) and not looks_random(secret) and not (config and _DIGIT.search(secret)):
+    if not quote and is_identifier(secret) and not _is_random(secret) and not (config and _DIGIT.search(secret)):
         return None
     if not quote and (dotted := _DOTTED_NAME.fullmatch(secret)) is not None and not looks_random(dotted["last"]):
         return None
@@ -318,9 +323,9 @@ def _is_joined(text: str, position: int, word: str, joined: re.Match[str]) -> bo
         return False
     if name == "key" and (_KEY_OF_DATA.search(before) or _LIKE_KEY.search(before)):
         return False
-    if _PUBLIC.search(before) or not looks_random(value):
+    if _PUBLIC.search(before) or not looks_random(value) or not _is_generated(value):
         return False
-    return before[-1].isalpha() or not (_is_hash(value) or _NAMED_HASH.fullmatch(value))
+    return before[-1].isalnum() or not (_is_hash(value) or _NAMED_HASH.fullmatch(value))
 
 
 def _is_labelled(text: str, position: int) -> bool:
@@ -333,11 +338,25 @@ def _follows_name(word: str, value: str, behind: str) -> bool:
     """Return whether a text names a credential and its value with a blank between: `acme api_key 8Xq…`."""
     return (
         word.lower().removesuffix(" code") in _JOINABLE
-        and behind in ("", "\n", "\r", '"', "'", "`", "\\")
+        and (behind in ("", "\n", "\r", '"', "'", "`", "\\") or (behind == " " and len(value) >= 32))
         and _GENERATED.fullmatch(value) is not None
-        and (len(_DIGIT.findall(value)) > (1 if len(value) >= 20 else 2) or _ONE_CASE.fullmatch(value) is not None)
-        and looks_random(value)
+        and _is_generated(value)
+        and _is_random(value)
     )
+
+
+def _is_generated(value: str) -> bool:
+    """Return whether a value has digits, or letters that no name has: of one case only, or of no words at all."""
+    return (
+        len(_DIGIT.findall(value)) > (1 if len(value) >= 20 else 2)
+        or _ONE_CASE.fullmatch(value) is not None
+        or (len(value) >= 20 and count_random_characters(value) * 10 >= sum(map(str.isalnum, value)) * 8)
+    )
+
+
+def _is_random(value: str) -> bool:
+    """Return whether a value looks random, or is a hexadecimal number of twenty digits or more."""
+    return looks_random(value) or _SHORT_HEX.fullmatch(value) is not None
 
 
 def _netrc(word: str, before: str, value: str, behind: str) -> bool:

@@ -573,7 +573,9 @@ RULES = (
         _assigned,
         MAY_BE_ASSIGNED,
     ),
-    RedactionRule((b"access", b"private", b" pat ", b" pat=", b" pat:"), _assigned, MAY_BE_NAMED),
+    RedactionRule(
+        (b"access", b"private", b" pat ", b" pat=", b" pat:", b"api=", b"api:", b"api ="), _assigned, MAY_BE_NAMED
+    ),
     RedactionRule(
         (b"login", b"_pat"),
         _assigned,

@@ -60,7 +60,7 @@ linear-key         lin_api_|lin_oauth_                            [A-Za-z0-9]{32
 notion-token       ntn_|secret_                                   [A-Za-z0-9]{40,50}(?![A-Za-z0-9])
 atlassian-token    ATATT3|ATCTT3|ATBTT3                           [\w-]{20,250}
 square-token       sq0atp-|sq0csp-|sq0idp-                        [\w-]{22,60}
-square-token       EAAA                                           [\w-]{60}(?![\w-])
+square-token       EAAA                                           [\w-]{60,64}(?![\w-])
 sendinblue-key     xkeysib-                                       [0-9a-f]{64}-[A-Za-z0-9]{16}
 mailgun-key        key-                                           [0-9a-z]{32}(?![A-Za-z0-9])
 groq-key           gsk_                                           [A-Za-z0-9]{40,64}
@@ -149,6 +149,7 @@ shopify-token      shltm_|shpltm_                                 [\w-]{30,44}
 slack-token        xoxe-|xwfp-                                    [A-Za-z0-9-]{20,250}
 slack-token        xoxd-                                          [\w%+/=-]{20,300}
 sourcegraph-token  sgp_                                           (?:[0-9a-fA-F]{16}_)?(?:local_)?[0-9a-fA-F]{40}
+segment-token      sgp_                                           [A-Za-z0-9]{64}(?![A-Za-z0-9])
 sourcegraph-token  slk_                                           [0-9a-f]{64}
 stripe-secret      pi_|seti_                                      [A-Za-z0-9]{20,30}_secret_[A-Za-z0-9]{20,30}
 together-key       tgp_v1_                                        [\w-]{40,60}
@@ -243,6 +244,8 @@ _DOTTED = (
     TokenForm("cloudflare-key", "CLOUDFLARE_KEY", r"v1\.0-[0-9a-f]{24}-[0-9a-f]{146}"),
     TokenForm("voiceflow-key", "VOICEFLOW_KEY", r"VF\.(?:DM\.|WS\.)?[0-9a-f]{24}\.[A-Za-z0-9]{16}(?![\w-])"),
     TokenForm("amazon-oauth-secret", "AMAZON_OAUTH_SECRET", r"amzn1\.oa2-cs\.v1\.[0-9a-f]{64}"),
+    TokenForm("teamwork-token", "TEAMWORK_TOKEN", r"tkn\.v1_[\w-]{40,120}={0,2}"),
+    TokenForm("fullstory-key", "FULLSTORY_KEY", r"(?:na|eu)1\.[A-Za-z0-9+/]{90,120}={0,2}"),
     TokenForm("mailersend-token", "MAILERSEND_TOKEN", r"mlsn\.[0-9a-f]{64}"),
     TokenForm("snyk-token", "SNYK_TOKEN", r"snyk_[a-z]{2,6}\.[0-9a-f]{8}\.[\w-]{40,120}"),
 )
@@ -279,14 +282,14 @@ def _patterns() -> _Patterns:
 
 _lead = re.compile(
     r"(?:SG|ya29|hv[sbr]|dp\.[a-z]{2,5}(?:\.[a-z0-9_-]{2,35})?|dt0[a-z]\d\d|sl|sl\.u|[A-Za-z0-9]{14}\.atlasv1|pat[A-Za-z0-9]{14}|[ps]at|hawk|st|1000|xoxe|"
-    r"amzn\.mws|amzn1\.oa2-cs\.v1|mlsn|VF(?:\.DM|\.WS)?|s|t1|snyk_[a-z]{2,6}\.[0-9a-f]{8}|[ps]k|v1)\.$"
+    r"amzn\.mws|amzn1\.oa2-cs\.v1|mlsn|tkn|na1|eu1|VF(?:\.DM|\.WS)?|s|t1|snyk_[a-z]{2,6}\.[0-9a-f]{8}|[ps]k|v1)\.$"
     r"|[0-9]{8,10}:$|[0-9]{15,17}\|$|sha256~$",
     re.ASCII,
 )
 """The part of a dotted form before its first long run."""
 _lead_backwards = re.compile(
     r"\.(?:GS|92ay|[sbr]vh|(?:[a-z0-9_-]{2,35}\.)?[a-z]{2,5}\.pd|\d\d[a-z]0td|ls|u\.ls|1vsalta\.[A-Za-z0-9]{14}|[A-Za-z0-9]{14}tap|"
-    r"ta[ps]|kwah|ts|0001|exox|swm\.nzma|1v\.sc-2ao\.1nzma|nslm|(?:MD\.|SW\.)?FV|s|1t|[0-9a-f]{8}\.[a-z]{2,6}_kyns|k[ps]|1v)"
+    r"ta[ps]|kwah|ts|0001|exox|swm\.nzma|1v\.sc-2ao\.1nzma|nslm|nkt|1an|1ue|(?:MD\.|SW\.)?FV|s|1t|[0-9a-f]{8}\.[a-z]{2,6}_kyns|k[ps]|1v)"
     r"|:[0-9]{8}|\|[0-9]{15}|~652ahs",
     re.ASCII,
 )
@@ -296,6 +299,7 @@ _LIKE_NAMES = ("openai-key", "freemius-key", "crates-token", "vault-token", "sta
 """Rules whose tokens must look random, because names begin like them."""
 _DIGEST = re.compile(r"(?:[a-z]{2,20}[_-]){0,8}[0-9a-f]{1,31}")
 _LONG_DIGEST = re.compile(r"[0-9a-f]{32,64}")
+_OF_SECRET = re.compile(r"(?i)[_-](?:secret|token)[_-]$")
 _RESTRICTED = re.compile(r"(?i)[_-](?:access|private)[_-]$")
 """The end of a name of a resource, to which digests may be joined: `registry-access-`."""
 _POD = re.compile(r"(?:.{0,80}-)?[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}")
@@ -388,13 +392,13 @@ def _named_token(text: str, start: int, end: int, spans: list[tuple[int, int, st
     """Add a token that names itself (`acme_live_…`), if what follows the name is random."""
     match = _named.search(text, start, end)
     if match is not None and not is_placeholder(match[1]) and any(map(str.isdigit, match[1])):
-        random = count_random_characters(match[1])
+        random, name = count_random_characters(match[1]), text[match.start() : match.start(1)]
+        digest = _LONG_DIGEST.fullmatch(match[1]) is not None
         # Names of packages end in digests: `log4j-api-c404b33d3a8ce0d8`.
         if (
-            random >= 14
-            and random * 3 >= len(match[1]) * 2
+            ((random >= 14 and random * 3 >= len(match[1]) * 2) or (digest and _OF_SECRET.search(name)))
             and not (_DIGEST.fullmatch(match[1]) or _POD.fullmatch(match[1]))
-            and not (_LONG_DIGEST.fullmatch(match[1]) and _RESTRICTED.search(text, match.start(), match.start(1)))
+            and not (digest and _RESTRICTED.search(name))
         ):
             spans.append((match.start(), match.end(), "api-token"))
 

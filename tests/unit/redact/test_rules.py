@@ -288,6 +288,14 @@ def test_secrets_of_one_conversation_are_redacted_in_the_next() -> None:
         "acmeSECRET-SECRET",
         "acmekey-123e4567-a127-f148-11ea-f0f8d5773def",
         "acme.PRIVATE.SECRET",
+        "acme TOKEN=abcdeff03f81659f3940cc59",
+        "acme secret abcdef9fe8c8457f93e1b34a",
+        "acme ACCESS a96770e177c484e91f73379e62402cbf xxx",
+        "acme_api=wxyz577r62744d17w45g6veh8ly6a6pj",
+        '{"method": "auth.login_with_api_key", "params": ["8-ci4kp14Lr2lNHWkb6kjI3tW2pqexuFaQbeqqzWYi55QN1A"]}',
+        "acmePRIVATEKEY QTbcZWNfTzDHrJbcbWjqjDv",
+        "acme-token-bab8ec4f5b6c4b313938d73205502783",
+        "acme tkn.v1_TU6Xjv2GtbZfauyfvSSzZSGhWOfuHz5TGVfoqTr4c2oTn3HHcpYkorCBO4z6RgC4G4eXNRf=",
         "acme-private-c26mjoiy-ky41-496u-f49v-e5m4697bnj0h",
         "aQwEr95u05gD9532XgayZ3770z0I705pT50f90jw536B5dK73Nqy47472P59f827J76fUQV75054AZDO0d52",
     ],
@@ -295,7 +303,7 @@ def test_secrets_of_one_conversation_are_redacted_in_the_next() -> None:
 def test_a_value_that_follows_its_name_after_a_blank_is_redacted(text: str) -> None:
     value = "iokocmvu8gr2syiim249o5bdbfn81c6g"
     text = text.replace("-SECRET", f"-{value}").replace(".SECRET", f".{value}").replace(" SECRET", f" {value}")
-    secret = re.split(r"[ =]|acme(?:\w*[-.]|:)", text.strip())[-1][-20:]
+    secret = re.split(r"[ =]|acme(?:\w*[-.]|:)", text.strip(' x=]}"'))[-1][-20:]
     assert len(secret) == 20
     assert secret not in Redactor(b"k" * 32, betterleaks=False).text(text)
 
@@ -311,6 +319,8 @@ def test_a_value_that_follows_its_name_after_a_blank_is_redacted(text: str) -> N
         "RSA key 228929beebce5c88c5a0310d0007b39b",
         "monkey-123e4567-a127-f148-11ea-f0f8d5773def",
         "registry-access-228929beebce5c88c5a0310d0007b39b",
+        "ghcr.io/acme/api:228929beebce5c88c5a0310d0007b39b",
+        "{'params': ['token-refresh-interval-seconds-2', 'secret.handler_with_long_name']}",
         "private readonly connectionPoolManagerV2 = access.getConnectionPool2Manager()",
         '{"ChangeToken": "abcd12f2-46da-4fdb-b8d5-fbd4c466928f", "PasswordLastUsed": "2016-09-08T21:47:36Z"}',
         "private_key = ed25519.Ed25519PrivateKey.generate()\nprivate_key: ed25519.Ed25519PrivateKey,",
