@@ -13,7 +13,7 @@ from fakes.turns import Tool, Turn, bash, say, tool
 from support.cli import CHAT_WAYS, MODEL, WAYS, CliRun, Rig, in_ways, red_square
 from support.conformance import Behaviour, Check, play
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.e2e
 
 DONE = say("Done.")
 

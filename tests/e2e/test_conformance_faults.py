@@ -14,7 +14,7 @@ from fakes.turns import Drop, Fail, Stall, Step, Turn, Where, bash, say
 from support.cli import ATOMIC, WAYS, CliRun, Rig, Way, in_ways
 from support.conformance import Behaviour, play
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.e2e
 
 DONE = say("Done.")
 LOST = say("This text is cut in the middle of the stream.", bash("touch lost"))

@@ -12,7 +12,7 @@ from support.cli import MODEL, WAYS, CliRun, Rig, red_square
 from support.conformance import Behaviour, Check, play
 
 # Thirty starts of the CLI, for options that few changes touch.
-pytestmark = [pytest.mark.e2e, pytest.mark.services, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.e2e, pytest.mark.services]
 
 DONE = say("Done.")
 

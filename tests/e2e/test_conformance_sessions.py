@@ -11,7 +11,7 @@ from fakes.turns import Fail, Tool, Turn, bash, say, tool
 from support.cli import ATOMIC, MODEL, SESSION, WAYS, Rig, Way, in_ways
 from support.conformance import Behaviour, play
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.e2e
 
 DONE = say("Done.")
 SUMMARY = say("<analysis>x</analysis>\n<summary>SUMMARY OF SESSION</summary>")

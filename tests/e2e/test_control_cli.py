@@ -15,7 +15,7 @@ from fakes.turns import bash, say
 from support import until
 from support.cli import Rig
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.e2e
 
 
 async def update(control: GenerationControl, hold: asyncio.Event, *, refused: bool) -> None:

@@ -29,8 +29,6 @@ from support.view import viewing
 from support.viewer import Watched, chromium, store_ids
 from support.viewer import serving as view_serving
 
-pytestmark = pytest.mark.timeout(90)
-
 
 class Rig:
     """A gateway in processes of its own, its model, and a key for it."""

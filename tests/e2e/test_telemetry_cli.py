@@ -18,7 +18,7 @@ from fakes.collector import Collector, attributes
 from fakes.turns import bash, say
 from support.cli import CliRun, Rig
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.e2e
 
 PORT = 4318
 
