@@ -154,6 +154,10 @@ class _Rewriter(ast.NodeTransformer):
         stable = frozenset(dir(builtins)) - UNSTABLE
         self._independent = independent_names(outside_functions(tree), self._tables, stable)
         self._raises = 0
+        self._contexts = 0  # sites that only some parameters of a test reach
+        imports = (part for part in ast.walk(tree) if isinstance(part, ast.ImportFrom) and part.module == "pytest")
+        imported = (each for part in imports for each in part.names if each.name == "raises")
+        self._pytest_raises = {each.asname or each.name for each in imported}  # others may be matchers
         self._functions = 0
 
     # --- statements
@@ -178,19 +182,22 @@ class _Rewriter(ast.NodeTransformer):
     def _function(self, node: _F) -> _F:
         strip_docstring(node)
         raises, self._raises = self._raises, 0
-        first, outer, around = self._next, self._functions == 0, self._independent
+        first, outer, around = self._next - self._contexts, self._functions == 0, self._independent
         if outer:
             inside = (part for part in ast.walk(node) if part is not node)
             self._independent = independent_names(inside, self._tables, around)
             self._scope = node
         self._functions += 1
+        decorators, node.decorator_list = node.decorator_list, []
         self.generic_visit(node)
+        ends_without = self._next - self._contexts == first
+        node.decorator_list = [self.visit(each) for each in decorators]
         self._functions -= 1
         if outer:
             self._scope = None
         self._independent = around
         self._raises = raises
-        if outer and node.name.startswith("test") and self._next == first and not is_fixture(node):
+        if outer and node.name.startswith("test") and ends_without and not is_fixture(node):
             # A test without assertions gets a site that expects it to come to its end.
             number = self._number(TwinSite("end", withheld=False))
             node.body.append(ast.Expr(_call("_send_", number, ast.Constant(0))))
@@ -232,6 +239,21 @@ class _Rewriter(ast.NodeTransformer):
         node.body = [part for statement in node.body for part in _as_list(self.visit(statement))]
         self._raises -= 1
         return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Rewrite `raises(E)` that is entered elsewhere: `with expected:` for a parameter, or `a if b else c`."""
+        self.generic_visit(node)
+        match node.func:
+            case ast.Attribute(value=ast.Name(id="pytest"), attr="raises"):
+                is_pytests = True
+            case ast.Name(id=name):
+                is_pytests = name in self._pytest_raises
+            case _:
+                is_pytests = False
+        if self._raises or not is_pytests or len(node.args) != 1:
+            return node
+        self._contexts += 1
+        return self._block(node)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.stmt]:
         call = node.value.value if isinstance(node.value, ast.Await) else node.value

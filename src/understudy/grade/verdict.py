@@ -60,7 +60,7 @@ from understudy.util.files import atomic_write
 
 _LEAST_TIMEOUT_S = 30.0  # for code that computes nothing new, which may never end
 
-_FORMAT = "59"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "60"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, stored in each verdict: the release, and how its patches are judged."""
 

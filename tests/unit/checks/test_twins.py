@@ -293,6 +293,50 @@ def test_a_changed_string_is_replaced_by_one_of_the_same_shape_from_the_file():
     assert "Word('salmon')" in write_version(text, changed=lambda _: True).source
 
 
+CONTEXTS = f"""{PREAMBLE}
+import contextlib
+
+@pytest.mark.parametrize(("value", "expected"), [(1, contextlib.nullcontext()), (0, pytest.raises(KeyError))])
+def test_table(value, expected):
+    with expected:
+        f({{1: 1}})[value]
+
+@pytest.mark.parametrize("value", [1, 0])
+def test_condition(value):
+    with contextlib.nullcontext() if value else pytest.raises(KeyError, match="0"):
+        f({{1: 1}})[value]
+
+def test_it():
+    for test in (test_table, test_condition):
+        for row in test.pytestmark[0].args[1]:
+            test(*(row if isinstance(row, tuple) else [row]))
+"""
+
+
+def test_exceptions_of_contexts_from_a_table_are_observed(monkeypatch: pytest.MonkeyPatch):
+    version = write_version(CONTEXTS)
+    assert "KeyError" not in version.source
+    assert sorted(site.operation for site in version.sites.values()) == ["end", "end", "end", "raises", "raises"]
+    raises = {number for number, site in version.sites.items() if site.operation == "raises"}
+    gold = observed(version, monkeypatch)
+    assert gold.keys() == version.sites.keys(), "a test keeps its end, for the parameters without an exception"
+    assert all(holds(version.sites[number], gold[number], gold[number]) for number in raises)
+    monkeypatch.setattr(twin_driver, "_node", "another")
+    never_raises = observed(
+        replace(version, source=version.source.replace("f({1: 1})[value]", "f(1)")), monkeypatch
+    )
+    assert all(
+        judge(version.sites[number], gold[number], never_raises[number]) == "contradicts" for number in raises
+    )
+
+
+def test_other_functions_of_this_name_are_left_alone():
+    matcher = "from hamcrest import raises\nmatches = raises(KeyError)\n"
+    assert "matches = raises(KeyError)" in write_version(matcher).source
+    ours = "from pytest import raises\nexpected = raises(KeyError)\n"
+    assert "expected = _block_(0, raises(BaseException), 'raises')" in write_version(ours).source
+
+
 def test_the_version_of_a_condition_does_not_reveal_its_expected_truth():
     assert sent_by("def test_it():\n    assert not f(1)\n") == sent_by("def test_it():\n    assert f(1)\n")
 
