@@ -71,7 +71,7 @@ MAY_BE_NAMED = re.compile(
     r"""(?:(?i:access|private)[A-Za-z]{0,12}+\d{0,2}[.-][A-Za-z0-9_-]{20}"""
     r"""|(?i:access(?: code)?|private)["'`]?+(?:[ \t]{0,4}(?:[:=]>?|->)|[ \t](?:is )?)"""
     r"""[ \t]{0,4}["'`]?+[\w.=+/-]{16}"""
-    r"""|(?:[ ](?i:pat)|(?i:api))[ \t]{0,4}[:=][ \t]{0,4}["'`]?+[\w.=+/-]{16})""",
+    r"""|(?:[ ](?i:pat)|(?i:api|crumb))[ \t]{0,4}[:=][ \t]{0,4}["'`]?+[\w.=+/-]{16})""",
     re.ASCII,
 )
 """The same for words that name a secret only before a long value, because code is full of them: `private int`."""
@@ -91,7 +91,7 @@ _KEY_OF_DATA = re.compile(
     r"(?i)(?:(?<![a-z])|(?-i:(?<=[a-z])(?=[A-Z])))(?:public|primary|foreign|sort(?:ing)?|cache|caching|partition|index|group(?:ing)?|order|map|dict|hash|lookup|unique|"
     r"idempotency|dedup\w*|row|column|object|translation|i18n|registry|event|query|item|field|state|route|node|entity|record|"
     r"shard|bucket|composite|natural|surrogate|range|list|array|config|settings?|header|metadata|param|prop|attr\w*|tag|label|"
-    r"hot|short|websocket|arrow|modifier|press|home|end|tab|enter|escape|delete|pub|gpg|pgp|fingerprint|distribution|content|parent|"
+    r"hot|short|websocket|arrow|modifier|press|home|end|tab|enter|escape|delete|pub|gpg|recv|pgp|fingerprint|distribution|content|parent|"
     r"storage|form|s3|blob|image|file|path|commit|build|artifact|lock|source|version|trace|span|request|correlation|message)"
     r"[_\- .]?$"
 )
@@ -103,9 +103,10 @@ _STEP_TOKEN = re.compile(
     r"[_\- .]?$"
 )
 """Words before `token` with which it names a step of a protocol and protects nothing, such as `next`."""
-_PUBLIC = re.compile(r"(?i)public[_\- .]?$")
+_PUBLIC = re.compile(r"(?i)(?:public|publishable)[_\- .]?$")
 _DOTTED_NAME = re.compile(r"(?:[A-Za-z_]\w*\.)+(?P<last>[A-Za-z_]\w*)", re.ASCII)
 _SLUG = re.compile(r"(?:[a-z]{2,16}[-_])+(?:[a-z]{2,16}|[0-9]{1,3})")
+_DAY = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 _NOT_IN_TOKENS = re.compile(r"[^\w.~+/=:|%-]")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ].{0,30})?")
 _PLAIN = re.compile(r"[\w.~+/=-]+", re.ASCII)
@@ -113,7 +114,7 @@ _TIGHT = re.compile(r"[^()\[\]{},<>?;]+")
 """A value directly after `=`: a password with punctuation, but no call or list."""
 _OF_ACCESS = re.compile(r"(?i)(?:api|access|private|secret|auth)[ _-]?$")
 _JOINED = re.compile(
-    r"[A-Za-z]{0,12}+\d{0,2}[.-](?P<value>[A-Za-z0-9_-]{20,128}+(?:\.[A-Za-z0-9_-]{20,512}+){0,2})(?![\w./(\[]|=[^=])",
+    r"[A-Za-z]{0,12}+\d{0,2}[.-](?P<value>[A-Za-z0-9_-]{20,512}+(?:\.[A-Za-z0-9_-]{20,512}+){0,2})(?![\w./(\[]|=[^=])",
     re.ASCII,
 )
 """A value that is joined to its name: `acmeSECRET-8Xq…`."""
@@ -121,7 +122,7 @@ _LIKE_KEY = re.compile(r"(?i)(?:mon|don|tur|whis|hoc|joc|fluk|stic|ris|fres)$")
 """What makes another word of `key`."""
 _NAMED_HASH = re.compile(r"(?:[a-z]{2,20}[_-]){0,8}(?:[0-9a-f]{7,64}[_-]?){1,8}")
 _JOINABLE = ("token", "secret", "key", "access", "private")
-_BEFORE_JOINED = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
+_BEFORE_JOINED = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-. "
 _GENERATED = re.compile(r"[\w.=+/-]{16,512}", re.ASCII)
 _SHORT_HEX = re.compile(r"(?=[a-fA-F]*[0-9])(?=[0-9]*[a-fA-F])(?:[0-9a-f]{20,31}|[0-9A-F]{20,31})")
 _ONE_CASE = re.compile(r"[a-z]{20,}|[A-Z]{20,}")
@@ -170,7 +171,7 @@ _COOKIE = re.compile(r"sessionid$|SESSIONID|SESSID|sessid$|connect\.sid$|^sid$|_
 _WORD = re.compile(
     r"(?i)passphrase|passw(?:or)?d|(?:(?<![a-z])|(?-i:(?<=[a-z])(?=P)))pass(?=\\{0,7}[\"'`]?\]?[ \t]{0,4}[:=])|"
     r"pwd|dockerc(?:fg|onfigjson)|secret|token|key|credential|auth(?![b-np-z]|or(?!iz))|identified by|login|"
-    r"[_ ]pat(?![a-z])|access(?: code)?|private|api(?=[ \t]{0,4}[:=])"
+    r"[_ ]pat(?![a-z])|access(?: code)?|private|(?:api|crumb)(?=[ \t]{0,4}[:=])"
 )
 _REST = re.compile(r"[\w-]{0,60}", re.ASCII)
 _NAME = re.compile(
@@ -321,6 +322,8 @@ def _is_joined(text: str, position: int, word: str, joined: re.Match[str]) -> bo
     before = text[max(position - 48, 0) : position]
     if name not in _JOINABLE or not before or before[-1] not in _BEFORE_JOINED or is_placeholder(value):
         return False
+    if before[-1] == " " and not _is_labelled(text, position):
+        return False
     if name == "key" and (_KEY_OF_DATA.search(before) or _LIKE_KEY.search(before)):
         return False
     if _PUBLIC.search(before) or not looks_random(value) or not _is_generated(value):
@@ -384,7 +387,7 @@ def is_secret_value(name: str, value: str, *, quoted: bool) -> bool:
 
 def is_token(value: str) -> bool:
     """Return whether a value named as a token or key was generated: half of it is random, and it has digits."""
-    value = value.rpartition(":")[2]  # `acme:8Xq…`, of which the first part names the service
+    value = _DAY.sub("", value.rpartition(":")[2])  # `acme:8Xq…`, of which the first part names the service
     if "%" in value:
         value = _URL_ESCAPE.sub("-", value)
         if not any(map(str.isalpha, value)):

@@ -52,7 +52,7 @@ _REFERENCE = re.compile(
     | \w+:x:\d | https?:// | / | ~/ | \./ | [a-z]:\\ | file: | arn: | ssm: | op://"""
 )
 _CODE = re.compile(
-    r"[A-Za-z_][\w.:]*(?:\(|\[|->|\?\.|::)|[a-z]\w*\.[A-Z]\w*\{|[^\"']{0,40}[)}\]][,;][^\"']*[({:=]|!?[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+[,;)]*$|.*(?:=>|===|\+=|\{\{|\)\)|\(\))"
+    r"[A-Za-z_][\w.:]*(?:\(|\[|->|\?\.|::)|[a-z]\w*\.[A-Z]\w*\{|[^\"']{0,40}[)}\]][,;][^\"']*[({:=]|!?[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+[,;)]*$|.*(?:=>|===|\+=|\{\{|\)\)|\(\)|&&\()"
 )
 _PLAIN_WORDS = re.compile(
     r"""(?xi)
@@ -60,7 +60,7 @@ _PLAIN_WORDS = re.compile(
     | admin(?:istrator)? | users? | changeme | change | default | foo | bar | baz | qux | hunter2?
     | letmein | welcome | qwert[yz](?:uiop)? | asdf | dummy | fake | mock | sample | demo | my | your
     | the | new | old | wrong | right | correct | valid | invalid | bad | good | some | any | here | value
-    | string | str | none | null | undefined | true | false | required | optional | root | postgres
+    | string | str | none | null | undefined | true | false | required | optional | root | postgres | proxy
     | mysql | redis | mongo(?:db)? | database | db | api | auth | access | private | public | client
     | server | local | host | dev(?:elopment)? | prod(?:uction)? | staging | super | login | hash(?:ed)?
     | strong | weak | s(?:u|oo)per | top | secure | fake | cert(?:ificate)? | word | abc | xyz

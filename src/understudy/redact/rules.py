@@ -145,6 +145,7 @@ _MARKED = {
         re.compile(r"access_token\$(?:production|sandbox)\$[0-9a-z]{16}\$[0-9a-f]{32}"),
     ),
     b":apa91b": ("firebase-key", re.compile(r"(?<![\w-])AAAA[\w-]{7}:APA91b[\w-]{100,140}", re.ASCII)),
+    b"/telemetry": ("thingsboard-token", re.compile(r"(?<=/api/v1/)[A-Za-z0-9]{20}(?=/telemetry)")),
     b"zapier.com/hooks": ("webhook", re.compile(r"(?<=zapier\.com/hooks/catch/)[\w/]{8,40}", re.ASCII)),
 }
 """Secrets with a mark that is not their beginning, by the mark: the rule and the form."""
@@ -574,7 +575,9 @@ RULES = (
         MAY_BE_ASSIGNED,
     ),
     RedactionRule(
-        (b"access", b"private", b" pat ", b" pat=", b" pat:", b"api=", b"api:", b"api ="), _assigned, MAY_BE_NAMED
+        (b"access", b"private", b" pat ", b" pat=", b" pat:", b"api=", b"api:", b"api =", b"crumb:", b"crumb="),
+        _assigned,
+        MAY_BE_NAMED,
     ),
     RedactionRule(
         (b"login", b"_pat"),

@@ -77,7 +77,7 @@ pulumi-token       pul-                                           [0-9a-z]{40}
 heroku-key         HRKU-                                          [\w-]{36,64}
 netlify-token      nfp_                                           [A-Za-z0-9]{36,64}
 render-key         rnd_                                           [A-Za-z0-9]{26,40}
-posthog-key        phc_|phx_                                      [A-Za-z0-9]{40,64}
+posthog-key        phc_|phx_                                      \w{40,64}
 nvidia-key         nvapi-                                         [\w-]{40,100}
 tavily-key         tvly-                                          (?:dev-|prod-)?[A-Za-z0-9]{28,64}
 sonar-token        sqp_|squ_|sqa_                                 [0-9a-z]{40}
@@ -245,7 +245,6 @@ _DOTTED = (
     TokenForm("voiceflow-key", "VOICEFLOW_KEY", r"VF\.(?:DM\.|WS\.)?[0-9a-f]{24}\.[A-Za-z0-9]{16}(?![\w-])"),
     TokenForm("amazon-oauth-secret", "AMAZON_OAUTH_SECRET", r"amzn1\.oa2-cs\.v1\.[0-9a-f]{64}"),
     TokenForm("teamwork-token", "TEAMWORK_TOKEN", r"tkn\.v1_[\w-]{40,120}={0,2}"),
-    TokenForm("fullstory-key", "FULLSTORY_KEY", r"(?:na|eu)1\.[A-Za-z0-9+/]{90,120}={0,2}"),
     TokenForm("mailersend-token", "MAILERSEND_TOKEN", r"mlsn\.[0-9a-f]{64}"),
     TokenForm("snyk-token", "SNYK_TOKEN", r"snyk_[a-z]{2,6}\.[0-9a-f]{8}\.[\w-]{40,120}"),
 )
@@ -282,14 +281,14 @@ def _patterns() -> _Patterns:
 
 _lead = re.compile(
     r"(?:SG|ya29|hv[sbr]|dp\.[a-z]{2,5}(?:\.[a-z0-9_-]{2,35})?|dt0[a-z]\d\d|sl|sl\.u|[A-Za-z0-9]{14}\.atlasv1|pat[A-Za-z0-9]{14}|[ps]at|hawk|st|1000|xoxe|"
-    r"amzn\.mws|amzn1\.oa2-cs\.v1|mlsn|tkn|na1|eu1|VF(?:\.DM|\.WS)?|s|t1|snyk_[a-z]{2,6}\.[0-9a-f]{8}|[ps]k|v1)\.$"
+    r"amzn\.mws|amzn1\.oa2-cs\.v1|mlsn|tkn|VF(?:\.DM|\.WS)?|s|t1|snyk_[a-z]{2,6}\.[0-9a-f]{8}|[ps]k|v1)\.$"
     r"|[0-9]{8,10}:$|[0-9]{15,17}\|$|sha256~$",
     re.ASCII,
 )
 """The part of a dotted form before its first long run."""
 _lead_backwards = re.compile(
     r"\.(?:GS|92ay|[sbr]vh|(?:[a-z0-9_-]{2,35}\.)?[a-z]{2,5}\.pd|\d\d[a-z]0td|ls|u\.ls|1vsalta\.[A-Za-z0-9]{14}|[A-Za-z0-9]{14}tap|"
-    r"ta[ps]|kwah|ts|0001|exox|swm\.nzma|1v\.sc-2ao\.1nzma|nslm|nkt|1an|1ue|(?:MD\.|SW\.)?FV|s|1t|[0-9a-f]{8}\.[a-z]{2,6}_kyns|k[ps]|1v)"
+    r"ta[ps]|kwah|ts|0001|exox|swm\.nzma|1v\.sc-2ao\.1nzma|nslm|nkt|(?:MD\.|SW\.)?FV|s|1t|[0-9a-f]{8}\.[a-z]{2,6}_kyns|k[ps]|1v)"
     r"|:[0-9]{8}|\|[0-9]{15}|~652ahs",
     re.ASCII,
 )
@@ -300,7 +299,7 @@ _LIKE_NAMES = ("openai-key", "freemius-key", "crates-token", "vault-token", "sta
 _DIGEST = re.compile(r"(?:[a-z]{2,20}[_-]){0,8}[0-9a-f]{1,31}")
 _LONG_DIGEST = re.compile(r"[0-9a-f]{32,64}")
 _OF_SECRET = re.compile(r"(?i)[_-](?:secret|token)[_-]$")
-_RESTRICTED = re.compile(r"(?i)[_-](?:access|private)[_-]$")
+_RESTRICTED = re.compile(r"[_-](?:access|private)[_-]$")
 """The end of a name of a resource, to which digests may be joined: `registry-access-`."""
 _POD = re.compile(r"(?:.{0,80}-)?[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}")
 """A name of a Kubernetes pod: the name of its set, a hash of the template, five random characters."""
