@@ -33,7 +33,7 @@ import torch
 from msgspec import Struct
 
 from understudy.model.scripted.tokenizer import scripted_tokenizer
-from understudy.train.algorithms.forward import behaviours, masks, micro_batches, token_logprobs
+from understudy.train.algorithms.forward import behaviour_logprobs, masks, micro_batches, token_logprobs
 from understudy.train.algorithms.losses import policy_loss, tokens_of_rollouts
 from understudy.train.groups import TokenSequence
 from understudy.train.options import GRPOOptions
@@ -152,7 +152,7 @@ def step(
         part, _ = policy_loss(
             predicted,
             predicted.detach(),
-            behaviours(rows),
+            behaviour_logprobs(rows),
             gains,
             masks(rows),
             owner[batch],

@@ -27,7 +27,7 @@ from understudy.store import Store
 from understudy.tasks.records import dump
 from understudy.train.algorithms.batch import with_signal
 from understudy.train.groups import read_groups
-from understudy.train.loop.batches import STALE, choose
+from understudy.train.loop.batches import STALE, draw_tasks
 from understudy.train.loop.loop import Loop, Watcher
 from understudy.train.loop.state import GroupRef, LoopDirectory, LoopState, StepState
 from understudy.types import Call
@@ -186,7 +186,7 @@ async def test_groups_without_a_signal_are_counted_and_make_no_version(order: Or
 async def test_an_update_waits_for_groups_that_differ(order: Order, policy: FakePolicy):
     order = at(order, policy, groups=2, samples=2, steps=4, min_groups=2, eval_every=0, concurrency=1)
     names = [f"calc-{number}" for number in range(5)]
-    one, other = choose(names, {}, 2, seed=order.seed, step=1)
+    one, other = draw_tasks(names, {}, 2, seed=order.seed, step=1)
     turns, telling = itertools.cycle(("yes", "no")), {one}
 
     def answer(prompt: str) -> str:

@@ -22,7 +22,7 @@ from understudy.model.pretrained import RECORD, new_model
 from understudy.report.directories import index_file, store_id
 from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
-from understudy.train.loop.state import GroupRef, LoopConfig, LoopDirectory, LoopState, StepState, write
+from understudy.train.loop.state import GroupRef, LoopConfig, LoopDirectory, LoopState, StepState, write_json
 
 from support import understudy
 from support.store import make_call, prepare, running
@@ -235,7 +235,7 @@ def loop(root: Path, **changes: Any) -> LoopState:
     """A loop of two steps that are over, with weights, and a third one that is collected."""
     directory = LoopDirectory(root)
     config = LoopConfig(model="m", model_digest="d", tasks={"t": "1"}, steps=3, keep=3)
-    write(root / "loop.json", config)
+    write_json(root / "loop.json", config)
     steps: list[StepState] = []
     for number in (1, 2, 3):
         over = number < 3

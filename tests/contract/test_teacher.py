@@ -18,7 +18,13 @@ from understudy.errors import BackendError, ConfigError
 from understudy.model.process import start_server
 from understudy.train.metrics import read_metrics
 from understudy.train.options import GRPOOptions
-from understudy.train.teacher import NO_ROOM, SGLangTeacherServer, TeacherServer, TeacherSettings, open_teacher
+from understudy.train.teacher import (
+    LONGER_THAN_CONTEXT,
+    SGLangTeacherServer,
+    TeacherServer,
+    TeacherSettings,
+    open_teacher,
+)
 from understudy.train.weights import load_model
 
 from fakes.listen import listen
@@ -71,7 +77,7 @@ async def test_a_sequence_that_the_teacher_cannot_read_is_left_out_and_counted(p
         short, long = make_groups(groups=1, rollouts=1)[0], make_groups(groups=1, rollouts=1, prompt=60)[0]
         scored = await teacher.with_logprobs([short, long], left_out)
         await teacher.close()
-    assert left_out == {NO_ROOM: 2}
+    assert left_out == {LONGER_THAN_CONTEXT: 2}
     assert [rollout.sequences[0].teacher_logprobs is None for group in scored for rollout in group.rollouts] == [
         False,
         True,

@@ -141,9 +141,9 @@ async def run(
             engine=order.engine,
             ray=order.ray,
         ),
-        collects=collects,
+        on_collector=collects,
         watcher=watcher or _Dying(order.die),
-        trainers=opener(dying_at(order.die), order.slow_s, always=order.asynchronous, waits=waits),
+        open_trainer=opener(dying_at(order.die), order.slow_s, always=order.asynchronous, waits=waits),
     )
 
 

@@ -21,7 +21,7 @@ from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.bucket_contents import GRACE_S, UnneededObjects
 from understudy.store.space import RunSpace
-from understudy.train.loop.state import LoopConfig, LoopDirectory, prune, read, removable
+from understudy.train.loop.state import LoopConfig, LoopDirectory, prune, read_json, removable
 from understudy.util.files import locked
 
 Droppable = Literal["runs", "bodies", "token-values"]
@@ -273,7 +273,7 @@ def prune_loop(root: Path, keep: int | None, *, dry_run: bool) -> PrunedStore:
     directory = LoopDirectory(root)
     try:
         with _alone_in_loop(root):
-            state, config = directory.load(), read(root / "loop.json", LoopConfig)
+            state, config = directory.load(), read_json(root / "loop.json", LoopConfig)
             if state is None or config is None:
                 return PrunedStore(location=str(root), skipped="the loop has not begun")
             keep = config.keep if keep is None else keep

@@ -26,7 +26,7 @@ from understudy.report.runs import (
 )
 from understudy.store.address import StoreLocation, StoreUrl, location_name
 from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, StepState, WaveLocation
-from understudy.train.loop.state import read as read_state
+from understudy.train.loop.state import read_json as read_state
 from understudy.train.metrics import FILE
 from understudy.train.weights import TRAINING
 from understudy.util.statistics import wilson

@@ -128,7 +128,7 @@ def load_groups(
     counts = Counter[str]() if left_out is None else left_out
     for source in sources:
         if is_export(source):
-            yield from _exported(source, logprobs=logprobs, left_out=counts)
+            yield from _groups_from_export(source, logprobs=logprobs, left_out=counts)
         else:
             with Store.open(source, create=False) as store:
                 yield from groups_from_store(
@@ -159,12 +159,12 @@ def groups_from_store(
     counts = Counter[str]() if left_out is None else left_out
     run_ids: list[str | None] = [each.id for each in store.runs.all()]
     for run_id in (run_ids or [None]) if run is None else [run]:
-        chosen = store.outcomes.select_graded(run_id, include_suspicious=include_suspicious)
-        counts[NO_VERDICT] += sum(chosen.left_out.values())
+        selection = store.outcomes.select_graded(run_id, include_suspicious=include_suspicious)
+        counts[NO_VERDICT] += sum(selection.left_out.values())
         counts[SUSPICIOUS] += sum(
-            count for task, count in chosen.suspicious.items() if tasks is None or task in tasks
+            count for task, count in selection.suspicious.items() if tasks is None or task in tasks
         )
-        groups = chosen.groups()
+        groups = selection.groups()
         agents = Counter(task_id for task_id, _ in groups)
         for (task_id, agent), members in groups.items():
             if tasks is not None and task_id not in tasks:
@@ -180,7 +180,7 @@ def groups_from_store(
                 member_samples = samples(trajectory, rollout_id=member.rollout.id, reward=reward, roles=roles)
                 sequences = [
                     each
-                    for each in (_sequence(sample, imitation, counts) for sample in member_samples)
+                    for each in (_sequence_of_sample(sample, imitation, counts) for sample in member_samples)
                     if each is not None
                 ]
                 rollout = _rollout(member.rollout.id, task_id, reward, sequences, logprobs, counts)
@@ -189,7 +189,7 @@ def groups_from_store(
             if rollouts:
                 name = group_name(task_id, agent) if agents[task_id] > 1 else ""
                 yield RolloutGroup(task_id=task_id, rollouts=tuple(rollouts), name=name)
-    _tidy(counts)
+    _remove_zero_counts(counts)
 
 
 def is_export(directory: Path) -> bool:
@@ -271,7 +271,7 @@ def _check_temperature(calls: Iterable[Call], temperature: float) -> None:
             )
 
 
-def _sequence(sample: Sample, imitation: bool, counts: Counter[str]) -> TokenSequence | None:
+def _sequence_of_sample(sample: Sample, imitation: bool, counts: Counter[str]) -> TokenSequence | None:
     segment = sample.segment
     if segment.superseded:
         counts[SUPERSEDED] += 1
@@ -325,7 +325,7 @@ def _defect(sequence: TokenSequence, logprobs: bool) -> str | None:
     return None
 
 
-def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Iterator[RolloutGroup]:
+def _groups_from_export(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Iterator[RolloutGroup]:
     """Yield the groups of an export's "train" split, with the sequences of each rollout and the rollouts of each
     task together.
     """
@@ -359,7 +359,7 @@ def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Ite
         ]
         if complete := tuple(rollout for rollout in rollouts if rollout is not None):
             yield RolloutGroup(task_id=task_id, rollouts=complete, name=name)
-    _tidy(left_out)
+    _remove_zero_counts(left_out)
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -382,6 +382,6 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str
         raise ConfigError(f"{path}: cannot be read ({error}); export it again") from error
 
 
-def _tidy(counts: Counter[str]) -> None:
+def _remove_zero_counts(counts: Counter[str]) -> None:
     for why in [why for why, count in counts.items() if not count]:
         del counts[why]

@@ -16,7 +16,7 @@ from understudy.model.directory import require_packages
 
 FILE = "metrics.jsonl"
 TRACKERS = ("tensorboard", "wandb", "mlflow")
-_WANTED_BY = {"wandb": ("WANDB_API_KEY", "WANDB_MODE"), "mlflow": ("MLFLOW_TRACKING_URI",)}
+_REQUIRED_VARIABLES = {"wandb": ("WANDB_API_KEY", "WANDB_MODE"), "mlflow": ("MLFLOW_TRACKING_URI",)}
 
 
 def parse_trackers(choice: str) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def parse_trackers(choice: str) -> tuple[str, ...]:
     if choice == "none":
         return ()
     if choice == "auto":
-        return tuple(name for name in TRACKERS if find_spec(name) is not None and _is_recorded(name))
+        return tuple(name for name in TRACKERS if find_spec(name) is not None and _is_configured(name))
     names = tuple(name.strip() for name in choice.split(",") if name.strip())
     for name in names:
         if name not in TRACKERS:
@@ -43,8 +43,11 @@ def parse_trackers(choice: str) -> tuple[str, ...]:
     return names
 
 
-def _is_recorded(name: str) -> bool:
-    return any(os.environ.get(variable) for variable in _WANTED_BY.get(name, ())) or name not in _WANTED_BY
+def _is_configured(name: str) -> bool:
+    return (
+        any(os.environ.get(variable) for variable in _REQUIRED_VARIABLES.get(name, ()))
+        or name not in _REQUIRED_VARIABLES
+    )
 
 
 class Trackers:

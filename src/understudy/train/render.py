@@ -24,13 +24,13 @@ from understudy.wire.stored import read_response
 if TYPE_CHECKING:
     import tokenizers
 
-SMUGGLED = "conversations in which a special token is spelled out"
-UNRENDERED = "conversations that the chat template does not render"
+SPECIAL_TOKEN_IN_TEXT = "conversations in which a special token is spelled out"
+NOT_RENDERABLE = "conversations that the chat template does not render"
 NOT_A_PREFIX = "answers before which the chat template renders another prompt"
 
 Message = dict[str, Any]
 
-_MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected"})
+_MESSAGE_COLUMNS = frozenset({"messages", "prompt", "completion", "chosen", "rejected"})
 """Columns of messages."""
 
 
@@ -52,7 +52,7 @@ class Renderer:
         self._model = model
         added: dict[str, int] = self._tokenizer.get_added_vocab()
         self._special = tuple(token for token in added if len(token) > 2)
-        self._ends = self._end_ids()
+        self._end_tokens = self._end_ids()
 
     def answer(
         self, before: Sequence[Message], answer: Sequence[Message], tools: Any, left_out: Counter[str]
@@ -66,19 +66,19 @@ class Renderer:
         if any(
             token in text for message in (*before, *answer) for text in _texts(message) for token in self._special
         ):
-            left_out[SMUGGLED] += 1
+            left_out[SPECIAL_TOKEN_IN_TEXT] += 1
             return None
         try:
             prompt = self._render(before, tools, generation_prompt=True)
             whole = self._render([*before, *answer], tools, generation_prompt=False)
         except Exception:  # noqa: BLE001  a template raises whatever its author chose
-            left_out[UNRENDERED] += 1
+            left_out[NOT_RENDERABLE] += 1
             return None
         if whole[: len(prompt)] != prompt:
             left_out[NOT_A_PREFIX] += 1
             return None
         completion = whole[len(prompt) :]
-        ends = (index for index, token in enumerate(completion) if token in self._ends)
+        ends = (index for index, token in enumerate(completion) if token in self._end_tokens)
         last = max(ends, default=len(completion) - 1)
         return prompt, completion[: last + 1]
 
@@ -112,7 +112,7 @@ def sequences_from_export(directory: Path, model: Path, left_out: Counter[str]) 
     renderer = Renderer(model)
     sequences: list[TokenSequence] = []
     for row in decoded_rows(directory):
-        sequences += _of_row(row, renderer, left_out)
+        sequences += _sequences_of_row(row, renderer, left_out)
     return sequences
 
 
@@ -138,7 +138,7 @@ def decoded_rows(directory: Path) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(read_rows(path)):
         name = ""
         try:
-            for name in _MESSAGES & row.keys():
+            for name in _MESSAGE_COLUMNS & row.keys():
                 row[name] = [json.loads(each) if isinstance(each, str) else each for each in row[name]]
         except (ValueError, TypeError) as error:
             raise ConfigError(
@@ -147,7 +147,7 @@ def decoded_rows(directory: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _of_row(row: dict[str, Any], renderer: Renderer, left_out: Counter[str]) -> Iterator[TokenSequence]:
+def _sequences_of_row(row: dict[str, Any], renderer: Renderer, left_out: Counter[str]) -> Iterator[TokenSequence]:
     if "messages" in row:
         messages, learned = row["messages"], set(row["trained"])
     else:
@@ -189,7 +189,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-_CALLS = 64
+_MAX_CHECKED_CALLS = 64
 """How many calls of a store are checked. A wrong tokenizer is noticed within the first few."""
 
 
@@ -206,7 +206,7 @@ def check_tokenizer_matches(sources: Iterable[Path], model: Path, run: str | Non
     tokenizer = load_tokenizer(model)
     for source in stores:
         with Store.open(source, create=False) as store:
-            _check(source, tokenizer, model, islice(_answered(store, run), _CALLS))
+            _check_calls(source, tokenizer, model, islice(_calls_with_tokens(store, run), _MAX_CHECKED_CALLS))
 
 
 def load_tokenizer(model: Path) -> tokenizers.Tokenizer:
@@ -222,7 +222,7 @@ def load_tokenizer(model: Path) -> tokenizers.Tokenizer:
         raise ConfigError(f"{path}: invalid tokenizer ({error}); download it again with the model") from error
 
 
-def _check(source: Path, tokenizer: tokenizers.Tokenizer, model: Path, calls: Iterable[Call]) -> None:
+def _check_calls(source: Path, tokenizer: tokenizers.Tokenizer, model: Path, calls: Iterable[Call]) -> None:
     size = tokenizer.get_vocab_size()
     compared, same = 0, 0
     names: set[str] = set()
@@ -236,7 +236,7 @@ def _check(source: Path, tokenizer: tokenizers.Tokenizer, model: Path, calls: It
                 f"{size} tokens, so the samples are from another model ({', '.join(sorted(names))}); give "
                 "that model"
             )
-        parts = [part for part in _parts(call) if part]
+        parts = [part for part in _expected_parts(call) if part]
         if parts:
             text = tokenizer.decode(ids, skip_special_tokens=False)
             compared += 1
@@ -249,7 +249,7 @@ def _check(source: Path, tokenizer: tokenizers.Tokenizer, model: Path, calls: It
         )
 
 
-def _parts(call: Call) -> Iterator[str]:
+def _expected_parts(call: Call) -> Iterator[str]:
     """Yield what the decoded tokens of an answer must contain: its lines of text and the names of its tools."""
     for block in read_response(call) or ():
         if block.kind == "tool_use":
@@ -258,7 +258,7 @@ def _parts(call: Call) -> Iterator[str]:
             yield from (line.strip() for line in block.text.splitlines())
 
 
-def _answered(store: Store, run: str | None) -> Iterator[Call]:
+def _calls_with_tokens(store: Store, run: str | None) -> Iterator[Call]:
     for rollout in store.runs.rollouts(run):
         for attempt in store.runs.attempts(rollout.id):
             for call in store.calls.of_attempt(attempt.id):

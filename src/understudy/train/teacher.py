@@ -30,15 +30,15 @@ TeacherBackend = Literal["vllm", "sglang"]
 _BODY_LIMIT = 256 << 20
 _TIMEOUTS = aiohttp.ClientTimeout(total=None, connect=15.0, sock_read=600.0)
 _RETRY_PAUSES_S = (1.0, 4.0, 15.0)
-_AT_ONCE = 8
-_IDS_AT_ONCE = 2_048
+_MAX_CONCURRENT_REQUESTS = 8
+_DECODED_IDS_PER_REQUEST = 2_048
 """How many token ids one request decodes when vocabularies are compared."""
-_TEXTS = (
+_COMPARED_TEXTS = (
     "def mean(values):\n    return sum(values) / len(values)  # 0.5\n",
     '<tool_call>{"name": "Read", "arguments": {"file_path": "/workspace/a_1.py"}}</tool_call>',
     "Grüße, 世界 \U0001f642\t\r\n  x==12345",
 )
-NO_ROOM = "sequences that are longer than the teacher's context"
+LONGER_THAN_CONTEXT = "sequences that are longer than the teacher's context"
 
 _T = TypeVar("_T")
 
@@ -141,7 +141,7 @@ class TeacherServer:
         self._base = self._connection.base
         self._model = model
         self._context: int | None = None
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_MAX_CONCURRENT_REQUESTS)
 
     async def open(self) -> None:
         """Ask the server for the model's name and context length.
@@ -170,15 +170,15 @@ class TeacherServer:
         Raises BackendError, also for a response that is not about exactly these tokens.
         """
         body = {"model": self._model, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        answer = await self._call("POST", "/v1/completions", body, _ScoredCompletion)
-        entries = answer.choices[0].prompt_logprobs if answer.choices else None
+        response = await self._call("POST", "/v1/completions", body, _ScoredCompletion)
+        entries = response.choices[0].prompt_logprobs if response.choices else None
         if entries is None:
             raise self._no_logprobs("prompt_logprobs")
         by_token = [
             None if entry is None else entry.get(str(id_)) for entry, id_ in zip(entries, tokens, strict=False)
         ]
         values = [None if entry is None else entry.logprob for entry in by_token]
-        return self._checked(tokens, len(entries), values)
+        return self._checked_logprobs(tokens, len(entries), values)
 
     async def with_logprobs(self, groups: Sequence[RolloutGroup], left_out: Counter[str]) -> list[RolloutGroup]:
         """Return the groups with the teacher's logprobs in every sequence that fits the teacher's context.
@@ -188,9 +188,9 @@ class TeacherServer:
 
         async def scored(sequence: TokenSequence) -> TokenSequence:
             if self._context is not None and len(sequence.token_ids) >= self._context:
-                left_out[NO_ROOM] += 1
+                left_out[LONGER_THAN_CONTEXT] += 1
                 return sequence
-            async with self._turns:
+            async with self._slots:
                 values = await self.logprobs(sequence.token_ids)
             masked = (value if one else 0.0 for value, one in zip(values, sequence.loss_mask, strict=True))
             return replace(sequence, teacher_logprobs=tuple(masked))
@@ -214,36 +214,38 @@ class TeacherServer:
         """
         tokenizer = load_tokenizer(student)
         if directory is not None:
-            theirs = load_tokenizer(directory)
-            if theirs.get_vocab() != tokenizer.get_vocab():
+            teacher_tokenizer = load_tokenizer(directory)
+            if teacher_tokenizer.get_vocab() != tokenizer.get_vocab():
                 raise self._other_vocabulary(
                     student,
                     f"{directory / 'tokenizer.json'} does not match the student's tokenizer.json (if "
                     "--teacher-tokenizer named it, check that it is the teacher's)",
                 )
             return
-        for text in _TEXTS:
+        for text in _COMPARED_TEXTS:
             body = {"model": self._model, "prompt": text, "add_special_tokens": False}
-            ours = tokenizer.encode(text, add_special_tokens=False).ids
-            if (ids := (await self._tokenizing("/tokenize", body, _EncodedText)).tokens) != ours:
+            student_ids = tokenizer.encode(text, add_special_tokens=False).ids
+            if (ids := (await self._tokenizer_request("/tokenize", body, _EncodedText)).tokens) != student_ids:
                 raise self._other_vocabulary(
-                    student, f"it tokenizes {text[:30]!r} as {ids[:8]}…, the student as {ours[:8]}…"
+                    student, f"it tokenizes {text[:30]!r} as {ids[:8]}…, the student as {student_ids[:8]}…"
                 )
         texts = {id_: tokenizer.decode([id_], skip_special_tokens=False) for id_ in tokenizer.get_vocab().values()}
         # Skips tokens that are a part of a UTF-8 character, because they have no text of their own.
         whole = [id_ for id_, text in sorted(texts.items()) if text and "\ufffd" not in text]
-        for start in range(0, len(whole), _IDS_AT_ONCE):
-            part = whole[start : start + _IDS_AT_ONCE]
-            answer = await self._tokenizing("/detokenize", {"model": self._model, "tokens": part}, _DecodedText)
+        for start in range(0, len(whole), _DECODED_IDS_PER_REQUEST):
+            part = whole[start : start + _DECODED_IDS_PER_REQUEST]
+            response = await self._tokenizer_request(
+                "/detokenize", {"model": self._model, "tokens": part}, _DecodedText
+            )
             expected = tokenizer.decode(part, skip_special_tokens=False)
-            if (answer.prompt if answer.text is None else answer.text) != expected:
+            if (response.prompt if response.text is None else response.text) != expected:
                 raise self._other_vocabulary(
                     student, f"tokens {part[0]} to {part[-1]} decode to another text there"
                 )
 
     # --- implementation --------------------------------------------------------------------------------
 
-    async def _tokenizing(self, path: str, body: dict[str, Any], kind: type[_T]) -> _T:
+    async def _tokenizer_request(self, path: str, body: dict[str, Any], kind: type[_T]) -> _T:
         try:
             return await self._call("POST", path, body, kind)
         except BackendError as error:
@@ -268,7 +270,7 @@ class TeacherServer:
             status=200,
         )
 
-    def _checked(self, tokens: Sequence[int], count: int, values: Sequence[float | None]) -> list[float]:
+    def _checked_logprobs(self, tokens: Sequence[int], count: int, values: Sequence[float | None]) -> list[float]:
         finite = [0.0, *(-math.inf if value is None else value for value in values[1:])]
         if count != len(tokens) or not all(map(math.isfinite, finite)):
             raise BackendError(
@@ -315,12 +317,12 @@ class SGLangTeacherServer(TeacherServer):
         """See TeacherServer."""
         sampling = {"max_new_tokens": 1, "temperature": 0.0}
         body = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-        answer = await self._call("POST", "/generate", body, _ScoredPrompt)
-        entries = answer.meta_info.input_token_logprobs
+        response = await self._call("POST", "/generate", body, _ScoredPrompt)
+        entries = response.meta_info.input_token_logprobs
         if entries is None:
             raise self._no_logprobs("meta_info.input_token_logprobs")
         values = [entry[0] if entry[1] == id_ else None for entry, id_ in zip(entries, tokens, strict=False)]
-        return self._checked(tokens, len(entries), values)
+        return self._checked_logprobs(tokens, len(entries), values)
 
 
 _TEACHERS: dict[TeacherBackend, type[TeacherServer]] = {"vllm": TeacherServer, "sglang": SGLangTeacherServer}
@@ -343,20 +345,20 @@ async def open_teacher(settings: TeacherSettings, student: Path) -> AsyncGenerat
         )
     if settings.teacher.startswith(("http://", "https://")):
         teacher = _TEACHERS[settings.teacher_backend](settings.teacher, model=settings.teacher_model, key=key)
-        async with _opened(teacher):
+        async with _open_connection(teacher):
             await teacher.check_vocabulary(student, settings.teacher_tokenizer)
             # Two tokens of any vocabulary: a server without such logprobs is refused before rollouts are made.
             await teacher.logprobs([0, 1])
             yield teacher
         return
     directory = model_path(settings.teacher)
-    async with start_server(weights=directory) as server, _opened(TeacherServer(server.url)) as teacher:
+    async with start_server(weights=directory) as server, _open_connection(TeacherServer(server.url)) as teacher:
         await teacher.check_vocabulary(student, directory)
         yield teacher
 
 
 @asynccontextmanager
-async def _opened(teacher: TeacherServer) -> AsyncGenerator[TeacherServer]:
+async def _open_connection(teacher: TeacherServer) -> AsyncGenerator[TeacherServer]:
     try:
         await teacher.open()
         yield teacher

@@ -21,14 +21,14 @@ from understudy.util.files import atomic_path, locked
 if TYPE_CHECKING:
     import torch
 
-FULL = ("torch", "transformers", "accelerate", "datasets", "peft", "trl")
+TRL_PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "trl")
 
 
 TRAINING = "training"
 """The subdirectory of a model with the state from which its training can be resumed."""
 ADAPTER = "adapter"
 
-_WEIGHTS = (
+_WEIGHT_PATTERNS = (
     "*.safetensors",
     "*.safetensors.index.json",
     "*.bin",
@@ -91,7 +91,7 @@ def load_model(directory: Path, options: TrainOptions) -> Any:
 
     from understudy.model.causal.checkpoint import load_module
 
-    quiet()
+    silence_transformers()
     device = pick_device()
     frozen_base = options.lora is not None and device.type != "cpu"
     model = load_module(directory, None if frozen_base else torch.float32)
@@ -99,13 +99,13 @@ def load_model(directory: Path, options: TrainOptions) -> Any:
     with explain_out_of_memory(options):
         model.to(device)
         if options.lora is not None:
-            model = _adapted(model, options.lora)
+            model = _with_adapter(model, options.lora)
         if options.gradient_checkpointing:
             _checkpoint_activations(model)
     return model
 
 
-def quiet() -> None:
+def silence_transformers() -> None:
     """Turn off the progress bars and warnings of transformers; what a user needs to know is reported by our own
     code.
     """
@@ -120,7 +120,7 @@ def quiet() -> None:
 
 def load_chat_tokenizer(directory: Path) -> Any:
     """Return a model's tokenizer as transformers loads it, with a padding token. Raises ConfigError."""
-    quiet()
+    silence_transformers()
     import transformers
 
     auto: Any = transformers.AutoTokenizer
@@ -162,11 +162,11 @@ def max_sequence_length(model: Any, options: TrainOptions) -> int:
     """Return the maximum length of a sequence in tokens: `options.max_tokens`, at most the model's
     context length.
     """
-    made_for: int | None = getattr(model.config, "max_position_embeddings", None)
-    return min(options.max_tokens, made_for or options.max_tokens)
+    context_length: int | None = getattr(model.config, "max_position_embeddings", None)
+    return min(options.max_tokens, context_length or options.max_tokens)
 
 
-def seed(number: int) -> None:
+def seed_torch(number: int) -> None:
     """Seed torch's random number generators, on every device."""
     import torch
 
@@ -223,7 +223,7 @@ def save_model(
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(target) as fresh:
             fresh.mkdir()
-            _copy_rest(source, fresh)
+            _copy_other_files(source, fresh)
             _write_weights(model, source, fresh)
             (fresh / TRAINING).mkdir()
             (fresh / TRAINING / "written.json").write_bytes(msgspec.json.encode(written))
@@ -292,7 +292,7 @@ def _checkpoint_activations(model: Any) -> None:
     enable({"use_reentrant": False})
 
 
-def _adapted(model: Any, lora: LoraOptions) -> Any:
+def _with_adapter(model: Any, lora: LoraOptions) -> Any:
     require_packages("torch", "transformers", "peft")
     import torch
     from peft import LoraConfig, get_peft_model
@@ -316,12 +316,12 @@ def _adapted(model: Any, lora: LoraOptions) -> Any:
     return adapted
 
 
-def _copy_rest(source: Path, target: Path) -> None:
+def _copy_other_files(source: Path, target: Path) -> None:
     # Not the record of a fetched model: its hashes are those of the files before training.
     for path in sorted(source.iterdir()):
         if path.name in (TRAINING, ADAPTER, RECORD, "config.json") or path.name.startswith("."):
             continue
-        if any(path.match(pattern) for pattern in _WEIGHTS):
+        if any(path.match(pattern) for pattern in _WEIGHT_PATTERNS):
             continue
         if path.is_dir():
             if path.name == "additional_chat_templates":
@@ -338,9 +338,9 @@ def _write_weights(model: Any, source: Path, target: Path) -> None:
     if adapter:
         # Only this adapter: TRL may hold a second one as its reference.
         model.save_pretrained(str(target / ADAPTER), selected_adapters=["default"])
-    weights = merged(plain) if adapter else plain.state_dict()
+    weights = merged_weights(plain) if adapter else plain.state_dict()
     cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights.items()}
-    with _untouched(target / "generation_config.json"):
+    with _preserving(target / "generation_config.json"):
         plain.save_pretrained(str(target), state_dict=cast)
     shutil.copyfile(source / "config.json", target / "config.json")
     for path in target.rglob("*.safetensors"):  # safetensors creates files that only the owner can read
@@ -352,7 +352,7 @@ def is_adapted(model: Any) -> bool:
     return hasattr(model, "get_base_model")
 
 
-def merged(plain: Any) -> dict[str, torch.Tensor]:
+def merged_weights(plain: Any) -> dict[str, torch.Tensor]:
     """Return the weights of an adapted model with the adapter merged in, by the base model's names.
 
     The model itself is not changed: merging in place and undoing that would change bf16 weights a little each
@@ -372,7 +372,7 @@ def merged(plain: Any) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def _untouched(path: Path) -> Generator[None]:
+def _preserving(path: Path) -> Generator[None]:
     before = path.read_bytes() if path.exists() else None
     yield
     if before is not None:
@@ -396,7 +396,7 @@ _REMEDY = "choose another --output"
 
 
 @contextmanager
-def claim_output(
+def lock_output(
     output: Path, *, resume: bool, overwrite: bool = False, needed: Iterable[Path] = ()
 ) -> Generator[None]:
     """Prepare the output directory, and lock it against other trainings while the context lasts.
@@ -409,12 +409,12 @@ def claim_output(
     if lock.exists():
         with locked(lock, busy=busy, remedy=_REMEDY):
             pass  # holding the lock shows that no other training is using what is removed below
-    _make_ready(output, resume=resume, overwrite=overwrite, needed=needed)
+    _prepare_output(output, resume=resume, overwrite=overwrite, needed=needed)
     with locked(lock, busy=busy, remedy=_REMEDY):
         yield
 
 
-def _make_ready(output: Path, *, resume: bool, overwrite: bool, needed: Iterable[Path]) -> None:
+def _prepare_output(output: Path, *, resume: bool, overwrite: bool, needed: Iterable[Path]) -> None:
     inside = next((each for each in needed if each.resolve().is_relative_to(output.resolve())), None)
     if overwrite and inside is not None:
         raise ConfigError(f"{output} contains {inside}, which this training reads; choose another --output")
@@ -455,26 +455,26 @@ def _holds_more_than_a_lock(directory: Path) -> bool:
     return directory.exists() and any(path.name != _LOCK for path in directory.iterdir())
 
 
-def last_checkpoint(directory: Path, resume: bool | Path, mark: str = "trainer_state.json") -> Path | None:
+def last_checkpoint(directory: Path, resume: bool | Path, marker: str = "trainer_state.json") -> Path | None:
     """Return the checkpoint to resume from: the given one, otherwise the last complete one; None if there is none.
 
-    `mark` is a file that complete checkpoints have. Raises ConfigError when the given path is not a checkpoint.
+    `marker` is a file that complete checkpoints have. Raises ConfigError when the given path is not a checkpoint.
     """
     if isinstance(resume, Path):
-        if not (resume / mark).is_file():
+        if not (resume / marker).is_file():
             raise ConfigError(
                 f"{resume} is not a checkpoint of this training; give one in DIR/{TRAINING}/{CHECKPOINTS}"
             )
         return resume
     candidates = (directory / CHECKPOINTS).glob("checkpoint-*") if resume else ()
-    complete = [path for path in candidates if _is_whole(path / mark)]
+    complete = [path for path in candidates if _is_complete_json(path / marker)]
     return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-def _is_whole(mark: Path) -> bool:
+def _is_complete_json(path: Path) -> bool:
     """Return whether a JSON file was written completely; a full disk or a kill may have prevented that."""
     try:
-        json.loads(mark.read_bytes())
+        json.loads(path.read_bytes())
     except (OSError, ValueError):
         return False
     return True

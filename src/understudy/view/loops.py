@@ -12,7 +12,7 @@ from understudy.store import Store
 from understudy.store.address import StoreLocation
 from understudy.train.algorithms.batch import NO_SIGNAL
 from understudy.train.loop.state import LoopConfig, LoopDirectory, LoopState, StepState, WaveLocation
-from understudy.train.loop.state import read as read_state
+from understudy.train.loop.state import read_json as read_state
 from understudy.train.metrics import FILE as METRICS
 from understudy.util.statistics import wilson
 from understudy.view.schema.stores import FunnelStage, LoopEvaluation, LoopStep, LoopView

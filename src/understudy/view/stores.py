@@ -11,7 +11,7 @@ from understudy.report.figures import SolveCounts, compare
 from understudy.store import Store
 from understudy.store.outcomes import AttemptFault
 from understudy.train.loop.state import LoopConfig, LoopDirectory
-from understudy.train.loop.state import read as read_state
+from understudy.train.loop.state import read_json as read_state
 from understudy.types import RolloutStatus, Run, is_solved
 from understudy.util.statistics import percentile, wilson
 from understudy.view.faults import ViewRefused, to_view_error

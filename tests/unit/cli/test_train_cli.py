@@ -12,7 +12,7 @@ from understudy.cli.options import from_options
 from understudy.errors import ConfigError
 from understudy.train.metrics import MetricsWriter, parse_trackers, read_metrics
 from understudy.train.options import GRPOOptions, LoraOptions, SFTOptions
-from understudy.train.weights import claim_output
+from understudy.train.weights import lock_output
 
 from support import optional, understudy
 from support.export import put_rollouts
@@ -134,7 +134,7 @@ def test_an_existing_training_output_is_not_overwritten(tmp_path: Path):
     output = tmp_path / "out"
 
     def claimed(**options: bool) -> None:
-        with claim_output(output, **({"resume": False} | options)):
+        with lock_output(output, **({"resume": False} | options)):
             pass
 
     claimed()
@@ -159,16 +159,16 @@ def test_an_existing_training_output_is_not_overwritten(tmp_path: Path):
 
 
 def test_two_trainings_do_not_write_to_one_directory(tmp_path: Path):
-    with claim_output(tmp_path / "out", resume=False):
+    with lock_output(tmp_path / "out", resume=False):
         (tmp_path / "out" / "training" / "metrics.jsonl").touch()
         for options in ({"resume": False}, {"resume": True}, {"resume": False, "overwrite": True}):
             with (
                 pytest.raises(ConfigError, match="another training is writing"),
-                claim_output(tmp_path / "out", **options),
+                lock_output(tmp_path / "out", **options),
             ):
                 pass
         assert (tmp_path / "out" / "training" / "metrics.jsonl").exists()
-    with claim_output(tmp_path / "out", resume=True):
+    with lock_output(tmp_path / "out", resume=True):
         pass
 
 
@@ -182,11 +182,11 @@ def test_an_output_that_is_a_training_input_is_refused(tmp_path: Path):
         inputs = [tmp_path / "run", each]
         with (
             pytest.raises(ConfigError, match="which this training reads; choose another"),
-            claim_output(model, resume=False, overwrite=True, needed=inputs),
+            lock_output(model, resume=False, overwrite=True, needed=inputs),
         ):
             pass
     assert (model / "config.json").exists()
-    with claim_output(tmp_path / "other", resume=False, overwrite=True, needed=[model]):
+    with lock_output(tmp_path / "other", resume=False, overwrite=True, needed=[model]):
         pass
 
 
@@ -195,11 +195,11 @@ def test_a_training_killed_while_moving_its_final_model_can_be_resumed(tmp_path:
     (output / "training" / "final").mkdir(parents=True)
     (output / "training" / "final" / "config.json").touch()
     (output / "model.safetensors").touch()
-    with pytest.raises(ConfigError, match="--resume"), claim_output(output, resume=False):
+    with pytest.raises(ConfigError, match="--resume"), lock_output(output, resume=False):
         pass
-    with claim_output(output, resume=True):
+    with lock_output(output, resume=True):
         assert (output / "model.safetensors").exists()
-    with claim_output(output, resume=False, overwrite=True):
+    with lock_output(output, resume=False, overwrite=True):
         assert not (output / "model.safetensors").exists() and not (output / "training" / "final").exists()
 
 

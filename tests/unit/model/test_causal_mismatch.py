@@ -19,7 +19,7 @@ CausalEngine, EngineLimits, ModelWeights = lazily(
 )
 [SamplingSettings] = lazily("understudy.model.causal.sampling", "SamplingSettings")
 behaviours, masks, micro_batches, token_logprobs = lazily(
-    "understudy.train.algorithms.forward", "behaviours", "masks", "micro_batches", "token_logprobs"
+    "understudy.train.algorithms.forward", "behaviour_logprobs", "masks", "micro_batches", "token_logprobs"
 )
 
 

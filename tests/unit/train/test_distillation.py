@@ -23,7 +23,7 @@ from support.train import make_groups
 
 torch: Any = optional("torch")
 behaviours, masks, scores, teacher_logprobs = lazily(
-    "understudy.train.algorithms.forward", "behaviours", "masks", "scores", "teacher_logprobs"
+    "understudy.train.algorithms.forward", "behaviour_logprobs", "masks", "scores", "teacher_logprobs"
 )
 [policy_loss] = lazily("understudy.train.algorithms.losses", "policy_loss")
 

@@ -21,7 +21,12 @@ from support.tiny_model import make_model
 
 torch: Any = optional("torch")
 behaviours, masks, micro_batches, scores, token_logprobs = lazily(
-    "understudy.train.algorithms.forward", "behaviours", "masks", "micro_batches", "scores", "token_logprobs"
+    "understudy.train.algorithms.forward",
+    "behaviour_logprobs",
+    "masks",
+    "micro_batches",
+    "scores",
+    "token_logprobs",
 )
 policy_loss, tokens_of_rollouts = lazily("understudy.train.algorithms.losses", "policy_loss", "tokens_of_rollouts")
 

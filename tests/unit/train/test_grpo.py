@@ -38,7 +38,7 @@ def test_resuming_from_a_checkpoint_gives_the_same_weights(model: Path, tmp_path
     options, groups, output = structs.replace(OPTIONS, lora=lora), make_groups(groups=4), tmp_path / "out"
     train_grpo(model, groups, tmp_path / "whole", options, groups_per_update=1)
     with pytest.raises(Killed):
-        train_grpo(model, groups, output, options, groups_per_update=1, save_steps=2, watch=killed)
+        train_grpo(model, groups, output, options, groups_per_update=1, save_steps=2, on_update=killed)
     assert not (output / "config.json").exists()
     checkpoint = output / "training" / "checkpoints" / "checkpoint-2"
     copied_checkpoint = Path(shutil.copytree(checkpoint, tmp_path / "kept"))

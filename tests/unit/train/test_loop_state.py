@@ -18,8 +18,8 @@ from understudy.train.loop.state import (
     LoopConfig,
     LoopDirectory,
     LoopState,
-    Rate,
     StepState,
+    TaskSolveRate,
     prune,
     step_number,
     version_name,
@@ -42,7 +42,7 @@ def test_the_state_round_trips_through_its_file(tmp_path: Path):
     done = begun(1, "a", "b", phase="published", used=(GroupRef(1, "a"),), report={"loss": 0.5}, weights="w")
     state = replace(
         START.with_step(done),
-        rates={"a": Rate(tried=1.5, solved=0.5, step=1)},
+        rates={"a": TaskSolveRate(tried=1.5, solved=0.5, step=1)},
         evaluations=(Evaluation(step=0, version="step-0000", run="e", solved=1, total=2, tasks={"c": (1, 2)}),),
         refused={"d": "no"},
     )

@@ -18,8 +18,8 @@ from support import example_count, lazily, optional
 from support.losses import Batch, Rows, plain_policy_loss, slopes
 
 torch: Any = optional("torch")
-Sums, policy_loss, token_weights, tokens_of_rollouts = lazily(
-    "understudy.train.algorithms.losses", "Sums", "policy_loss", "token_weights", "tokens_of_rollouts"
+LossSums, policy_loss, token_weights, tokens_of_rollouts = lazily(
+    "understudy.train.algorithms.losses", "LossSums", "policy_loss", "token_weights", "tokens_of_rollouts"
 )
 
 NAMES = ("logprobs", "old", "behaviour", "reference", "entropy")
@@ -69,7 +69,7 @@ def number(loss: torch.Tensor) -> float:
 
 def ours(
     batch: Batch, options: GRPOOptions, rows: list[int] | None = None, fill: float = 0.0, **overrides: torch.Tensor
-) -> tuple[torch.Tensor, Sums, torch.Tensor]:
+) -> tuple[torch.Tensor, LossSums, torch.Tensor]:
     """Our loss of some rows of a batch (all of them), its sums, and the logprobs that have its gradient."""
     rows = list(range(len(batch.owner))) if rows is None else rows
     mask = tensor(batch.mask, 0, torch.bool)
@@ -194,7 +194,7 @@ def test_losses_and_gradients_of_micro_batches_add_up_to_the_batch(
     order = list(range(len(batch.owner)))
     random.shuffle(order)
     cut = random.randint(1, len(order) - 1)
-    total, parts, gradient = Sums(), 0.0, torch.zeros_like(logprobs)
+    total, parts, gradient = LossSums(), 0.0, torch.zeros_like(logprobs)
     for rows in (order[:cut], order[cut:]):
         loss, part_sums, part = ours(batch, options, rows)
         loss.backward()

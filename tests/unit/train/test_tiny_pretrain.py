@@ -75,9 +75,9 @@ class Cut(Exception):
 def test_interrupted_pretraining_resumes_to_the_same_model(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from understudy.train.tiny.pretrain import Pace, pretrain, read_tokenizer
+    from understudy.train.tiny.pretrain import PretrainIntervals, pretrain, read_tokenizer
 
-    pace = Pace(
+    pace = PretrainIntervals(
         tokenizer_conversations=200,
         evaluated_conversations=2,
         report_steps=1,
@@ -92,7 +92,7 @@ def test_interrupted_pretraining_resumes_to_the_same_model(tmp_path: Path) -> No
             if cut is not None and f'"step": {cut},' in line:
                 raise Cut
 
-        pretrain(tmp_path / name, steps=4, seed=1, pace=pace, architecture=small, report=report)
+        pretrain(tmp_path / name, steps=4, seed=1, intervals=pace, architecture=small, report=report)
 
     make("whole")
     with pytest.raises(Cut):

@@ -244,7 +244,7 @@ def test_a_rollout_too_long_to_train_on_still_counts_in_the_group_baseline(model
     (group,) = make_groups(groups=1, rollouts=2, sequences=1)
     longest = len(group.rollouts[1].sequences[0].token_ids)
     report = Updater(model, structs.replace(OPTIONS, max_tokens=longest - 1)).update([group], 1)
-    assert report.skipped == {batch.TOO_LONG: 1}
+    assert report.skipped == {batch.TOO_LONG_SEQUENCES: 1}
     assert report.updated and report.rollouts == 1 and report.reward_mean == 0.5
 
 

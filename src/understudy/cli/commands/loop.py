@@ -179,7 +179,7 @@ async def _run_loop(
             sandboxes=sandboxes,
             runtime=settings.runtime,
             watcher=display,
-            collects=collectors.append,
+            on_collector=collectors.append,
         )
     finally:
         await sandboxes.aclose()

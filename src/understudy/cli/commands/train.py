@@ -143,9 +143,9 @@ def sft(settings: SFTSettings, json_: Json = False) -> None:
         return
     from understudy.model.directory import require_packages
     from understudy.train.algorithms.trl import train_sft
-    from understudy.train.weights import FULL
+    from understudy.train.weights import TRL_PACKAGES
 
-    require_packages(*FULL)
+    require_packages(*TRL_PACKAGES)
     progress = StepProgress("sft")
     context = _training_context(progress, settings)
     sequences = sequences_to_imitate(directory, settings, context.left_out)
@@ -162,15 +162,15 @@ def dpo(settings: DPOSettings, json_: Json = False) -> None:
     From a run's output, or an export in the format trl-dpo, which may also hold teachers' preferences.
     """
     from understudy.model.directory import require_packages
-    from understudy.train.algorithms.trl import preferences, train_dpo
-    from understudy.train.weights import FULL
+    from understudy.train.algorithms.trl import load_preference_pairs, train_dpo
+    from understudy.train.weights import TRL_PACKAGES
 
-    require_packages(*FULL)
+    require_packages(*TRL_PACKAGES)
     _refuse_selection_in_exports(settings)
     progress = StepProgress("dpo")
     context = _training_context(progress, settings)
     directory = model_directory(settings.model)
-    pairs = preferences(
+    pairs = load_preference_pairs(
         settings.sources,
         directory,
         run=settings.run,
@@ -267,7 +267,7 @@ def _update_policy(
             left_out=left_out,
             resume=settings.resume_from,
             trackers=trackers,
-            watch=lambda report, of: progress(
+            on_update=lambda report, of: progress(
                 report.step, of, {"reward": report.reward_mean, "loss": report.loss, "grad_norm": report.grad_norm}
             ),
             save_steps=settings.save_steps,
@@ -303,10 +303,10 @@ def _training_context(progress: StepProgress, settings: TrainingSettings) -> Tra
 
 def _claim_output(settings: TrainingSettings, model: Path) -> AbstractContextManager[None]:
     """Claim the output directory for this training."""
-    from understudy.train.weights import claim_output
+    from understudy.train.weights import lock_output
 
     needed = [model, *settings.sources, *([settings.checkpoint] if settings.checkpoint else [])]
-    return claim_output(
+    return lock_output(
         settings.output, resume=bool(settings.resume_from), overwrite=settings.overwrite, needed=needed
     )
 

@@ -24,7 +24,7 @@ from understudy.train.groups import (
 )
 from understudy.train.options import Advantage, DistillOptions, GRPOOptions
 
-EQUAL = 1e-9
+REWARD_TOLERANCE = 1e-9
 """Rewards no further apart than this are the same reward."""
 
 
@@ -45,12 +45,12 @@ def advantages(rewards: Sequence[float], kind: Advantage) -> list[float]:
         )
     if not has_signal(rewards):
         return [0.0] * len(rewards)
-    return _KINDS[kind](rewards)
+    return _ADVANTAGES[kind](rewards)
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
     """Return whether the rewards of a group differ. If not, all advantages are 0 and nothing is learned."""
-    return all(map(math.isfinite, rewards)) and len(rewards) > 1 and max(rewards) - min(rewards) > EQUAL
+    return all(map(math.isfinite, rewards)) and len(rewards) > 1 and max(rewards) - min(rewards) > REWARD_TOLERANCE
 
 
 def with_signal(groups: Iterable[RolloutGroup]) -> list[RolloutGroup]:
@@ -67,7 +67,7 @@ def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
     return -min(1.0, max(0.0, (tokens - (limit - buffer)) / buffer))
 
 
-def _group(rewards: Sequence[float]) -> list[float]:
+def _group_normalised(rewards: Sequence[float]) -> list[float]:
     centred = _centred(rewards)
     deviation = math.sqrt(fmean(one * one for one in centred))
     return [one / deviation for one in centred]
@@ -83,8 +83,8 @@ def _centred(rewards: Sequence[float]) -> list[float]:
     return [reward - mean for reward in rewards]
 
 
-_KINDS: dict[Advantage, Callable[[Sequence[float]], list[float]]] = {
-    "group": _group,
+_ADVANTAGES: dict[Advantage, Callable[[Sequence[float]], list[float]]] = {
+    "group": _group_normalised,
     "mean": _centred,
     "leave-one-out": _leave_one_out,
     "rloo": _leave_one_out,
@@ -93,7 +93,7 @@ _KINDS: dict[Advantage, Callable[[Sequence[float]], list[float]]] = {
 
 NO_SIGNAL = "groups whose rewards are all equal"
 BAD_REWARD = "groups with a reward that is not a number"
-TOO_LONG = "sequences that are too long"
+TOO_LONG_SEQUENCES = "sequences that are too long"
 UNKNOWN_TOKENS = "sequences with tokens that the model does not have"
 
 
@@ -122,7 +122,7 @@ class TrainingBatch(Struct):
         Versions are ordered by the numbers in their names, such as step-0001.
         """
         versions = {version for each in self.sequences for version in each.policy_versions if version is not None}
-        latest = max(versions, key=_order, default=None)
+        latest = max(versions, key=_version_sort_key, default=None)
         return sum(any(version != latest for version in each.policy_versions) for each in self.sequences)
 
 
@@ -158,7 +158,7 @@ def build_batch(
     return batch
 
 
-def plan(batch: TrainingBatch, options: GRPOOptions, random: Random) -> Iterator[list[int]]:
+def optimizer_step_indices(batch: TrainingBatch, options: GRPOOptions, random: Random) -> Iterator[list[int]]:
     """Yield, for each optimizer step, the indices of its sequences.
 
     All sequences of a rollout go to the same step. With several mini-batches the rollouts are shuffled anew for
@@ -176,7 +176,7 @@ def plan(batch: TrainingBatch, options: GRPOOptions, random: Random) -> Iterator
             yield [index for rollout in sorted(rollouts[part::parts]) for index in of_rollout[rollout]]
 
 
-def _order(version: str) -> list[tuple[int, str]]:
+def _version_sort_key(version: str) -> list[tuple[int, str]]:
     """Return a sort key that compares numbers in version names by value: step-10000 comes after step-9999."""
     parts = [part.lstrip("0") if index % 2 else part for index, part in enumerate(re.split("([0-9]+)", version))]
     return [(len(part) if index % 2 else 0, part) for index, part in enumerate(parts)]
@@ -203,7 +203,7 @@ def sequence_defect(sequence: TokenSequence, vocabulary: int, longest: int) -> s
     if not any(sequence.loss_mask[1:]):
         return NOTHING_SAMPLED
     if len(sequence.token_ids) > longest:
-        return TOO_LONG
+        return TOO_LONG_SEQUENCES
     if max(sequence.token_ids) >= vocabulary or min(sequence.token_ids) < 0:
         return UNKNOWN_TOKENS
     return None

@@ -19,11 +19,11 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from understudy.train.groups import TokenSequence
 
-_SHARED = 16
+_MIN_SHARED_TOKENS = 16
 """Tokens that rows must have in common before it pays to compute them apart."""
-_ROWS = 256
+_MAX_ROWS = 256
 """The most sequences of a batch."""
-_CHUNK = 1024
+_ENTROPY_CHUNK = 1024
 """How many distributions the entropy is computed of at once."""
 
 
@@ -46,7 +46,7 @@ def micro_batches(sequences: Sequence[TokenSequence], tokens: int) -> list[list[
     rows = [sequence.token_ids for sequence in sequences]
     used = [index for index, sequence in enumerate(sequences) if sequence.sampled]
     orders = sorted(used, key=rows.__getitem__), sorted(used, key=lambda index: len(rows[index]))
-    _, batches = min(_cut([rows[index] for index in order], order, tokens) for order in orders)
+    _, batches = min(_cheapest_batches([rows[index] for index in order], order, tokens) for order in orders)
     return sorted(batches, key=lambda batch: -len(batch) * max(len(rows[index]) for index in batch))
 
 
@@ -55,17 +55,17 @@ def masks(sequences: Sequence[TokenSequence], device: torch.device | str = "cpu"
 
     The first token of a sequence is never marked, because no preceding token could predict it.
     """
-    rows = _rectangle([sequence.loss_mask for sequence in sequences], 0, torch.bool, device)
+    rows = _padded([sequence.loss_mask for sequence in sequences], 0, torch.bool, device)
     rows[:, :1] = False
     return rows
 
 
-def behaviours(sequences: Sequence[TokenSequence], device: torch.device | str = "cpu") -> Tensor | None:
+def behaviour_logprobs(sequences: Sequence[TokenSequence], device: torch.device | str = "cpu") -> Tensor | None:
     """Return the sampling policy's logprobs, shape [sequences, longest length]; None if any sequence has none."""
     rows = [sequence.logprobs for sequence in sequences]
     if any(row is None for row in rows):
         return None
-    return _rectangle(cast("list[tuple[float, ...]]", rows), 0.0, torch.float32, device)
+    return _padded(cast("list[tuple[float, ...]]", rows), 0.0, torch.float32, device)
 
 
 def teacher_logprobs(sequences: Sequence[TokenSequence], device: torch.device | str = "cpu") -> Tensor | None:
@@ -75,7 +75,7 @@ def teacher_logprobs(sequences: Sequence[TokenSequence], device: torch.device | 
     rows = [sequence.teacher_logprobs for sequence in sequences]
     if any(row is None for row in rows):
         return None
-    return _rectangle(cast("list[tuple[float, ...]]", rows), 0.0, torch.float32, device)
+    return _padded(cast("list[tuple[float, ...]]", rows), 0.0, torch.float32, device)
 
 
 def token_logprobs(model: nn.Module, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> Tensor:
@@ -103,35 +103,37 @@ def scores(
     """
     device = next(model.parameters()).device
     mask = masks(sequences, device)
-    tokens = _rectangle([sequence.token_ids for sequence in sequences], 0, torch.long, device)
+    tokens = _padded([sequence.token_ids for sequence in sequences], 0, torch.long, device)
     rows = [sequence.token_ids for sequence in sequences]
-    shared = _shared(rows)
+    shared = _shared_prefix_length(rows)
     blank = torch.zeros(mask.shape, dtype=torch.float32, device=device)
     positions = torch.arange(mask.shape[1], device=device)
-    result, inputs, own = Scores(blank, blank), dict[str, Any](use_cache=False), 0
-    if shared and _keeps(model):
+    result, inputs, prefix = Scores(blank, blank), dict[str, Any](use_cache=False), 0
+    if shared and _returns_cache(model):
         # Position t - 1 predicts token t, so the last position of the shared prefix predicts the first token of
         # each row's own suffix.
         columns = mask[:, 1 : shared + 1].any(dim=0)
         output = model(input_ids=tokens[:1, :shared], use_cache=True, logits_to_keep=columns.unsqueeze(0))
-        if _repeatable(output.past_key_values):
+        if _is_repeatable(output.past_key_values):
             at, column = mask[:, 1 : shared + 1].nonzero(as_tuple=True)
             row_index = (columns.cumsum(0) - 1)[column]
-            part = _of_logits(output.logits / temperature, row_index, tokens[at, column + 1], entropy_gradient)
-            result, own = _with_part(result, part, mask & (positions <= shared)), shared
+            part = _scores_of_logits(
+                output.logits / temperature, row_index, tokens[at, column + 1], entropy_gradient
+            )
+            result, prefix = _with_part(result, part, mask & (positions <= shared)), shared
             output.past_key_values.batch_repeat_interleave(len(rows))
             inputs = {"use_cache": True, "past_key_values": output.past_key_values}
-    targets = mask[:, own + 1 :]
-    if own and not targets.any():
+    targets = mask[:, prefix + 1 :]
+    if prefix and not targets.any():
         return result
     selected = torch.cat([targets, mask.new_zeros(len(rows), 1)], dim=1)
-    logits: Tensor = model(input_ids=tokens[:, own:], logits_to_keep=selected, **inputs).logits / temperature
+    logits: Tensor = model(input_ids=tokens[:, prefix:], logits_to_keep=selected, **inputs).logits / temperature
     each = torch.arange(len(logits), device=device)
-    part = _of_logits(logits, each, tokens[:, own + 1 :][targets], entropy_gradient)
-    return _with_part(result, part, mask & (positions > own))
+    part = _scores_of_logits(logits, each, tokens[:, prefix + 1 :][targets], entropy_gradient)
+    return _with_part(result, part, mask & (positions > prefix))
 
 
-def _of_logits(logits: Tensor, row_index: Tensor, tokens: Tensor, entropy_gradient: bool) -> Scores:
+def _scores_of_logits(logits: Tensor, row_index: Tensor, tokens: Tensor, entropy_gradient: bool) -> Scores:
     """Return logprob and entropy of each of `tokens` under the row of `logits` that `row_index` assigns to it."""
     logits = logits.float()
     chosen = logits[row_index, tokens] - logits.logsumexp(dim=-1)[row_index]
@@ -140,7 +142,7 @@ def _of_logits(logits: Tensor, row_index: Tensor, tokens: Tensor, entropy_gradie
     with torch.no_grad():
         # In chunks, because with a vocabulary of 150,000 the probabilities would take as much memory as the
         # logits.
-        chunks = [_entropy(logits[at : at + _CHUNK]) for at in range(0, len(logits), _CHUNK)]
+        chunks = [_entropy(logits[at : at + _ENTROPY_CHUNK]) for at in range(0, len(logits), _ENTROPY_CHUNK)]
     return Scores(chosen, torch.cat([*chunks, logits.new_zeros(0)])[row_index])
 
 
@@ -156,7 +158,7 @@ def _with_part(onto: Scores, part: Scores, mask: Tensor) -> Scores:
     )
 
 
-def _keeps(model: nn.Module) -> bool:
+def _returns_cache(model: nn.Module) -> bool:
     """Return whether the model returns its keys and values in this mode.
 
     With gradient checkpointing in training mode it does not, because layers are recomputed in the backward pass.
@@ -164,14 +166,14 @@ def _keeps(model: nn.Module) -> bool:
     return not (model.training and any(getattr(part, "gradient_checkpointing", False) for part in model.modules()))
 
 
-def _repeatable(cache: Any) -> bool:
+def _is_repeatable(cache: Any) -> bool:
     """Return whether the cache can be copied for each row: only plain attention caches nothing but keys and
     values.
     """
     return isinstance(cache, Cache) and all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
-def _cut(rows: list[tuple[int, ...]], names: list[int], tokens: int) -> tuple[float, list[list[int]]]:
+def _cheapest_batches(rows: list[tuple[int, ...]], names: list[int], tokens: int) -> tuple[float, list[list[int]]]:
     """Return the cheapest way to cut `rows`, in this order, into batches, with its cost in computed tokens.
 
     `names` are the rows' indices, which the batches consist of. Solved by dynamic programming over the last
@@ -183,12 +185,12 @@ def _cut(rows: list[tuple[int, ...]], names: list[int], tokens: int) -> tuple[fl
     for end in range(1, len(rows) + 1):
         longest, same, least = 0, len(rows[end - 1]), (float("inf"), 0)
         shortest = same
-        for start in range(end - 1, max(-1, end - 1 - _ROWS), -1):
+        for start in range(end - 1, max(-1, end - 1 - _MAX_ROWS), -1):
             length, count = len(rows[start]), end - start
             longest, shortest = max(longest, length), min(shortest, length)
             if count > 1 and count * longest > tokens:
                 break
-            shared = _worth(min(same, shortest - 1)) if count > 1 else 0
+            shared = _worth_sharing(min(same, shortest - 1)) if count > 1 else 0
             cost = best[start][0] + shared + count * (longest - shared) + tokens / 32
             least = min(least, (cost, start))
             same = min(same, common[start])
@@ -202,17 +204,17 @@ def _cut(rows: list[tuple[int, ...]], names: list[int], tokens: int) -> tuple[fl
     return best[-1][0], batches
 
 
-def _shared(rows: list[tuple[int, ...]]) -> int:
+def _shared_prefix_length(rows: list[tuple[int, ...]]) -> int:
     """Return the length of the prefix that is computed once for these rows; each keeps at least one token of its
     own.
     """
     if len(rows) < 2:
         return 0
-    return _worth(min(_common(min(rows), max(rows)), min(map(len, rows)) - 1))
+    return _worth_sharing(min(_common(min(rows), max(rows)), min(map(len, rows)) - 1))
 
 
-def _worth(shared: int) -> int:
-    return shared if shared >= _SHARED else 0
+def _worth_sharing(shared: int) -> int:
+    return shared if shared >= _MIN_SHARED_TOKENS else 0
 
 
 def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
@@ -224,7 +226,7 @@ def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
     return low
 
 
-def _rectangle(
+def _padded(
     rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype, device: torch.device | str
 ) -> Tensor:
     width = max(map(len, rows))

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from understudy.train.options import DistillOptions, GRPOOptions, Loss
 
-_FAR = 20.0
+_MAX_LOGPROB_GAP = 20.0
 """Logprobs further apart count as this far apart: exp() of more is no number that a weight or a mean can hold."""
 
 
-class Sums(Struct, frozen=True):
+class LossSums(Struct, frozen=True):
     """The terms of a loss, summed over tokens. Sums of micro-batches add up to the sums of the whole batch."""
 
     loss: float = 0.0
@@ -44,9 +44,9 @@ class Sums(Struct, frozen=True):
     teacher_kl: float = 0.0
     """Sum of old − log p over sampled tokens: estimates the reverse KL to the teacher. 0 without a teacher."""
 
-    def __add__(self, other: Sums) -> Sums:
+    def __add__(self, other: LossSums) -> LossSums:
         both: Any = {name: value + getattr(other, name) for name, value in structs.asdict(self).items()}
-        return structs.replace(Sums(**both), mismatch_max=max(self.mismatch_max, other.mismatch_max))
+        return structs.replace(LossSums(**both), mismatch_max=max(self.mismatch_max, other.mismatch_max))
 
     def means(self) -> dict[str, float]:
         """Return the loss and per-token means of the other sums; fractions are between 0 and 1."""
@@ -110,7 +110,7 @@ def policy_loss(
     reference: Tensor | None = None,
     entropy: Tensor | None = None,
     teacher: Tensor | None = None,
-) -> tuple[Tensor, Sums]:
+) -> tuple[Tensor, LossSums]:
     """Return the loss to minimize, and the sums that it is made of.
 
     L = Σ_s Σ_t w_s · (c_t · l_t + kl_coefficient · k3_t − entropy_coefficient · H_t) over the sampled tokens. w
@@ -162,19 +162,19 @@ def policy_loss(
         loss = loss - options.entropy_coefficient * entropy
     loss = (loss * token_weights(rollout_tokens, rollout_index, options) * mask).sum()
     with torch.no_grad():
-        sums = Sums(
+        sums = LossSums(
             loss=float(loss.detach()),
             tokens=int(mask.sum()),
             clipped_low=int((low & mask).sum()),
             clipped_high=int((high & mask).sum()),
             corrected=int((cut & mask).sum()),
-            ratio=_total(ratio, mask),
-            kl=0.0 if kl is None else _total(kl, mask),
-            entropy=0.0 if entropy is None else _total(entropy, mask),
-            mismatch=0.0 if gap is None else _total(gap.abs(), mask),
-            mismatch_kl=0.0 if gap is None else _total(_k3(gap), mask),
+            ratio=_masked_sum(ratio, mask),
+            kl=0.0 if kl is None else _masked_sum(kl, mask),
+            entropy=0.0 if entropy is None else _masked_sum(entropy, mask),
+            mismatch=0.0 if gap is None else _masked_sum(gap.abs(), mask),
+            mismatch_kl=0.0 if gap is None else _masked_sum(_k3(gap), mask),
             mismatch_max=0.0 if gap is None or not gap.numel() else float(gap.abs().max()),
-            teacher_kl=0.0 if teacher_gap is None else _total(teacher_gap, mask),
+            teacher_kl=0.0 if teacher_gap is None else _masked_sum(teacher_gap, mask),
         )
     return loss, sums
 
@@ -190,10 +190,12 @@ def distillation_gain(gain: Tensor, gap: Tensor, options: DistillOptions) -> Ten
     On-policy distillation: MiniLLM, arXiv 2306.08543 (reverse KL by policy gradient), GKD, arXiv 2306.13649 (on
     the student's own outputs). Gaps are clamped to 20 nats.
     """
-    return options.reward_coefficient * gain - options.teacher_coefficient * gap.clamp(-_FAR, _FAR)
+    return options.reward_coefficient * gain - options.teacher_coefficient * gap.clamp(
+        -_MAX_LOGPROB_GAP, _MAX_LOGPROB_GAP
+    )
 
 
-def ppo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _Parts:
+def ppo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _TokenLosses:
     """Return l = −min(r A, clip(r, 1 − low, 1 + high) A), by token.
 
     PPO, arXiv 1707.06347; clip-higher (high above low) is DAPO's, arXiv 2503.14476.
@@ -201,7 +203,7 @@ def ppo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[f
     return _clipped(_ratio(logprobs - old), gain, clip)
 
 
-def gspo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _Parts:
+def gspo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _TokenLosses:
     """Return the loss of `ppo`, but with one ratio for all tokens of a sequence: s = exp(mean_t(π − old)).
 
     GSPO, arXiv 2507.18071. The ratio is that of one sequence (a segment of a branch), not of all sequences of a
@@ -212,7 +214,7 @@ def gspo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[
     return _clipped(_ratio(mean).expand_as(logprobs), gain, clip)
 
 
-def cispo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _Parts:
+def cispo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _TokenLosses:
     """Return l = −sg(clip(r, 1 − low, 1 + high)) · A · π, by token, with sg for stop-gradient.
 
     CISPO, arXiv 2506.13585. Every token keeps a gradient; clipping only bounds its weight.
@@ -242,11 +244,11 @@ def correction(gap: Tensor, options: GRPOOptions) -> tuple[Tensor, Tensor]:
     return torch.ones_like(weight), torch.zeros_like(weight, dtype=torch.bool)
 
 
-_Parts = tuple[Tensor, Tensor, Tensor, Tensor]
+_TokenLosses = tuple[Tensor, Tensor, Tensor, Tensor]
 """A loss by token, the ratio, and where it was clipped below and above."""
 
 
-def _clipped(ratio: Tensor, gain: Tensor, clip: tuple[float, float]) -> _Parts:
+def _clipped(ratio: Tensor, gain: Tensor, clip: tuple[float, float]) -> _TokenLosses:
     free, bound = ratio * gain, ratio.clamp(1 - clip[0], 1 + clip[1]) * gain
     # Clipping removes the gradient only where the clipped term is the smaller one.
     low = (ratio < 1 - clip[0]) & (gain < 0)
@@ -259,20 +261,20 @@ def _sampled(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _ratio(gap: Tensor) -> Tensor:
-    return gap.clamp(-_FAR, _FAR).exp()
+    return gap.clamp(-_MAX_LOGPROB_GAP, _MAX_LOGPROB_GAP).exp()
 
 
 def _k3(gap: Tensor) -> Tensor:
     # The whole k3 term is clamped. Clamping only exp() would leave a gradient that pushes the policy further away.
-    gap = gap.clamp(max=_FAR)
+    gap = gap.clamp(max=_MAX_LOGPROB_GAP)
     return gap.exp() - gap - 1
 
 
-def _total(values: Tensor, mask: Tensor) -> float:
+def _masked_sum(values: Tensor, mask: Tensor) -> float:
     return float((values * mask).sum())
 
 
-_LOSSES: dict[Loss, Callable[[Tensor, Tensor, Tensor, Tensor, tuple[float, float]], _Parts]] = {
+_LOSSES: dict[Loss, Callable[[Tensor, Tensor, Tensor, Tensor, tuple[float, float]], _TokenLosses]] = {
     "ppo": ppo,
     "gspo": gspo,
     "cispo": cispo,

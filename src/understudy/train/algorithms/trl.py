@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, field, structs
@@ -26,8 +26,8 @@ from understudy.train.options import DPOOptions, SFTOptions, TrainOptions
 from understudy.train.render import PairTokens, decoded_rows, pairs_from_rows
 from understudy.train.weights import (
     CHECKPOINTS,
-    FULL,
     TRAINING,
+    TRL_PACKAGES,
     WeightsRecord,
     explain_out_of_memory,
     install_model,
@@ -37,13 +37,10 @@ from understudy.train.weights import (
     max_sequence_length,
     remove_checkpoints,
     require_packages,
-    seed,
+    seed_torch,
     uses_bf16,
     vocabulary_size,
 )
-
-if TYPE_CHECKING:
-    pass
 
 _T = TypeVar("_T")
 OnStep = Callable[[int, int, dict[str, float]], None]
@@ -51,8 +48,8 @@ OnStep = Callable[[int, int, dict[str, float]], None]
 
 _IGNORED = -100
 """The label of a token that is not learned."""
-_SFT_NUMBERS = ("loss", "grad_norm", "learning_rate", "epoch")
-_DPO_NUMBERS = (*_SFT_NUMBERS, "rewards/accuracies", "rewards/margins")
+_SFT_METRICS = ("loss", "grad_norm", "learning_rate", "epoch")
+_DPO_METRICS = (*_SFT_METRICS, "rewards/accuracies", "rewards/margins")
 _PAIRS_ADVICE = "pairs need solved and unsolved rollouts of one task: run it with --samples 4 or more"
 
 
@@ -89,7 +86,7 @@ class TrainingContext(Struct, frozen=True, kw_only=True):
     left_out: Counter[str] = field(default_factory=Counter[str])
 
 
-# --- imitation ------------------------------------------------------------------------------------------
+# --- SFT ------------------------------------------------------------------------------------------------
 
 
 def train_sft(
@@ -119,7 +116,7 @@ def train_sft(
         return _sft_trainer(loaded, model, rows, output, options, context, callback)
 
     return _train(
-        model, output, options, context, "sft", _SFT_NUMBERS, fit, make, lambda row: sum(row.loss_mask[1:])
+        model, output, options, context, "sft", _SFT_METRICS, fit, make, lambda row: sum(row.loss_mask[1:])
     )
 
 
@@ -189,10 +186,10 @@ def _labels(row: TokenSequence) -> list[int]:
     return [_IGNORED, *(token if learned else _IGNORED for token, learned in pairs)]
 
 
-# --- preference -----------------------------------------------------------------------------------------
+# --- DPO ------------------------------------------------------------------------------------------------
 
 
-def preferences(
+def load_preference_pairs(
     sources: Iterable[Path],
     model: Path,
     *,
@@ -262,7 +259,7 @@ def train_dpo(
     def tokens(row: PairTokens) -> int:
         return len(row.chosen) + len(row.rejected)
 
-    return _train(model, output, options, context, "dpo", _DPO_NUMBERS, fit, make, tokens)
+    return _train(model, output, options, context, "dpo", _DPO_METRICS, fit, make, tokens)
 
 
 def _pair_length(pair: PairTokens) -> int:
@@ -323,29 +320,29 @@ def _train(
     options: TrainOptions,
     context: TrainingContext,
     name: str,
-    numbers: Sequence[str],
-    fit: Callable[[Any], list[_T]],
-    make: Callable[[Any, list[_T], Any], Any],
+    metric_names: Sequence[str],
+    select_rows: Callable[[Any], list[_T]],
+    make_trainer: Callable[[Any, list[_T], Any], Any],
     tokens: Callable[[_T], int],
 ) -> TrainingSummary:
     """Train the model in the directory `model` and write the new one to `output`.
 
-    `fit` returns the rows that the loaded model can train on. `make` returns the trainer for these rows; its
-    callback reports the metrics that `numbers` names. `tokens` returns the number of tokens of a row in the loss.
-    Raises ConfigError.
+    `select_rows` returns the rows that the loaded model can train on. `make_trainer` returns the trainer for these
+    rows; its callback reports the metrics that `metric_names` lists. `tokens` returns the number of
+    tokens of a row in the loss. Raises ConfigError.
     """
-    require_packages(*FULL)
+    require_packages(*TRL_PACKAGES)
     directory = output / TRAINING
     checkpoint = last_checkpoint(directory, context.resume)
-    seed(options.seed)
+    seed_torch(options.seed)
     with explain_out_of_memory(options):
         loaded = load_model(model, options)
-        rows = fit(loaded)
+        rows = select_rows(loaded)
         start = 0 if checkpoint is None else _checkpoint_step(checkpoint) + 1
         with MetricsWriter(directory, context.trackers, start=start, name=f"understudy-{name}") as metrics:
-            trainer = make(loaded, rows, _callback(numbers, metrics, context.on_step))
+            trainer = make_trainer(loaded, rows, _callback(metric_names, metrics, context.on_step))
             trainer._save_checkpoint = _checkpoint_saver(trainer._save_checkpoint, directory / CHECKPOINTS)
-            began = time.monotonic()
+            started = time.monotonic()
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     losses: list[float] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     if losses and not math.isfinite(losses[-1]):
@@ -364,7 +361,7 @@ def _train(
         first_loss=losses[0] if losses else 0.0,
         last_loss=losses[-1] if losses else 0.0,
         left_out={why: count for why, count in context.left_out.most_common() if count},
-        seconds=round(time.monotonic() - began, 3),
+        seconds=round(time.monotonic() - started, 3),
     )
 
 
@@ -394,16 +391,18 @@ def trl_config(
     options: TrainOptions,
     context: TrainingContext,
     batch: int,
-    fits: int,
-    **own: Any,
+    rows_per_pass: int,
+    **overrides: Any,
 ) -> Any:
-    """Return the configuration of a TRL trainer. An optimizer step has `batch` rows; `fits` rows fit in one
-    forward pass.
+    """Return the configuration of a TRL trainer. An optimizer step has `batch` rows, a forward pass at most
+    `rows_per_pass`.
     """
     import torch
 
     # The smallest number of equally large passes that fit in memory: a step always covers `batch` rows.
-    passes = next(count for count in range(1, batch + 1) if batch % count == 0 and batch // count <= max(fits, 1))
+    passes = next(
+        count for count in range(1, batch + 1) if batch % count == 0 and batch // count <= max(rows_per_pass, 1)
+    )
     settings: dict[str, Any] = {
         "output_dir": str(directory / CHECKPOINTS),
         "learning_rate": options.learning_rate,
@@ -431,7 +430,7 @@ def trl_config(
         "dataloader_pin_memory": False,
         "use_cpu": not torch.cuda.is_available(),
     }
-    config = kind(**settings, **own)
+    config = kind(**settings, **overrides)
     # The model is on one device; without this, transformers would split batches over all GPUs of the machine.
     config._n_gpu = min(config.n_gpu, 1)
     return config

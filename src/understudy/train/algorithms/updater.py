@@ -18,7 +18,7 @@ from msgspec import Struct, field, structs
 
 from understudy.errors import ConfigError
 from understudy.store.training import TokenValues
-from understudy.train.algorithms.batch import TrainingBatch, build_batch, plan, with_signal
+from understudy.train.algorithms.batch import TrainingBatch, build_batch, optimizer_step_indices, with_signal
 from understudy.train.groups import NO_VERDICT, SUSPICIOUS, RolloutGroup, TokenSequence, format_counts
 from understudy.train.metrics import MetricsWriter
 from understudy.train.options import DistillOptions, GRPOOptions
@@ -37,7 +37,7 @@ from understudy.train.weights import (
     remove_checkpoints,
     require_packages,
     save_model,
-    seed,
+    seed_torch,
     uses_bf16,
     vocabulary_size,
 )
@@ -45,9 +45,9 @@ from understudy.train.weights import (
 if TYPE_CHECKING:
     import torch
 
-    from understudy.train.algorithms.losses import Sums
+    from understudy.train.algorithms.losses import LossSums
 
-_MAX_GAP = 20.0
+_MAX_LOG_RATIO = 20.0
 NOT_FINITE = "batches whose loss or gradient is not a number"
 
 
@@ -110,7 +110,7 @@ class Updater:
             )
         import torch
 
-        seed(options.seed)
+        seed_torch(options.seed)
         with explain_out_of_memory(options):
             self.model = load_model(model, options)
             parameters = [value for value in self.model.parameters() if value.requires_grad]
@@ -150,7 +150,7 @@ class Updater:
         version = version or f"step-{step:04d}"
         skipped = Counter[str]()
         # Seeded by the step alone, so that repeating an update after a resume gives the same result.
-        seed(self.options.seed * 1_000_003 + step)
+        seed_torch(self.options.seed * 1_000_003 + step)
         batch = build_batch(
             groups, self.options, vocabulary=self._vocabulary, longest=self._longest, skipped=skipped
         )
@@ -170,7 +170,9 @@ class Updater:
             with explain_out_of_memory(self.options):
                 report = self._learn(batch, report, skipped, Random(f"{self.options.seed} {step}"))
         self.step = step
-        self.token_values = [each for index in sorted(self._logprobs) for each in self._values(batch, index)]
+        self.token_values = [
+            each for index in sorted(self._logprobs) for each in self._token_values_of(batch, index)
+        ]
         self._logprobs.clear()
         return structs.replace(
             report, skipped=dict(sorted(skipped.items())), seconds=round(time.monotonic() - began, 3)
@@ -188,7 +190,7 @@ class Updater:
 
     # --- implementation --------------------------------------------------------------------------------
 
-    def _values(self, batch: TrainingBatch, index: int) -> Iterator[TokenValues]:
+    def _token_values_of(self, batch: TrainingBatch, index: int) -> Iterator[TokenValues]:
         """Yield the logprobs, ratios and advantages of the tokens of each call in one sequence of a batch."""
         sequence, advantage = batch.sequences[index], batch.advantages[batch.rollouts[index]]
         for call_id, start, end in sequence.calls:
@@ -196,7 +198,9 @@ class Updater:
             sampled = [math.nan] * len(logprobs) if sequence.logprobs is None else sequence.logprobs[start:end]
             # Clamped, because the ratio overflows float32 when a token is (nearly) impossible under one of the two
             # policies.
-            ratios = (math.exp(min(now - then, _MAX_GAP)) for now, then in zip(logprobs, sampled, strict=True))
+            ratios = (
+                math.exp(min(now - then, _MAX_LOG_RATIO)) for now, then in zip(logprobs, sampled, strict=True)
+            )
             yield TokenValues(
                 call_id=call_id,
                 logprobs=tuple(logprobs),
@@ -220,13 +224,13 @@ class Updater:
         self, batch: TrainingBatch, report: UpdateReport, skipped: Counter[str], random: Random
     ) -> UpdateReport:
         """Run the optimizer steps of an update, one per mini-batch; return the completed report."""
-        from understudy.train.algorithms.losses import Sums
+        from understudy.train.algorithms.losses import LossSums
 
-        steps = list(plan(batch, self.options, random))
-        old = self._old(batch) if len(steps) > 1 else None
-        total, norms, rate = Sums(), list[float](), self._rate()
+        steps = list(optimizer_step_indices(batch, self.options, random))
+        old = self._initial_logprobs(batch) if len(steps) > 1 else None
+        total, norms, rate = LossSums(), list[float](), self._learning_rate()
         for indexes in steps:
-            rate = self._rate()
+            rate = self._learning_rate()
             sums, norm = self._optimizer_step(batch, indexes, old, rate)
             if norm is None:
                 skipped[NOT_FINITE] += 1
@@ -249,7 +253,7 @@ class Updater:
             **named,
         )
 
-    def _old(self, batch: TrainingBatch) -> list[torch.Tensor]:
+    def _initial_logprobs(self, batch: TrainingBatch) -> list[torch.Tensor]:
         """Return the logprobs of each sequence under the weights at the start of the update, one tensor per
         sequence.
         """
@@ -270,15 +274,21 @@ class Updater:
 
     def _optimizer_step(
         self, batch: TrainingBatch, indexes: list[int], old: list[torch.Tensor] | None, rate: float
-    ) -> tuple[Sums, float | None]:
+    ) -> tuple[LossSums, float | None]:
         """Make one optimizer step over `indexes`; return its sums and the gradient's norm.
 
         The norm is None when the loss or gradient was not finite: then no weights changed.
         """
         import torch
 
-        from understudy.train.algorithms.forward import behaviours, masks, micro_batches, scores, teacher_logprobs
-        from understudy.train.algorithms.losses import Sums, policy_loss, tokens_of_rollouts
+        from understudy.train.algorithms.forward import (
+            behaviour_logprobs,
+            masks,
+            micro_batches,
+            scores,
+            teacher_logprobs,
+        )
+        from understudy.train.algorithms.losses import LossSums, policy_loss, tokens_of_rollouts
 
         options, device = self.options, self.device
         sequences = [batch.sequences[index] for index in indexes]
@@ -286,7 +296,7 @@ class Updater:
         owners = torch.tensor([batch.rollouts[index] for index in indexes], device=device)
         sampled = torch.tensor([[sum(each.loss_mask[1:])] for each in sequences], device=device)
         of_rollouts = tokens_of_rollouts(sampled, owners, len(gains))
-        total = Sums()
+        total = LossSums()
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         for part in micro_batches(sequences, options.micro_batch_tokens):
@@ -308,7 +318,7 @@ class Updater:
             loss, sums = policy_loss(
                 current.logprobs,
                 before,
-                behaviours(rows, device),
+                behaviour_logprobs(rows, device),
                 gains,
                 mask,
                 owners[part],
@@ -345,7 +355,7 @@ class Updater:
         with torch.no_grad(), without, self._precision():
             return token_logprobs(model, rows, self.options.temperature)
 
-    def _rate(self) -> float:
+    def _learning_rate(self) -> float:
         """Return the learning rate of the next optimizer step: linear warmup, then constant."""
         warmup = self.options.warmup_steps
         share = min(1.0, (self.optimizer_steps + 1) / warmup) if warmup else 1.0
@@ -357,11 +367,11 @@ class Updater:
         return torch.autocast("cuda", dtype=torch.bfloat16) if self._autocast else nullcontext()
 
 
-_CHECKPOINTS_KEPT = 2
-"""Checkpoints."""
+_MAX_CHECKPOINTS = 2
+"""How many checkpoints are kept: the last one may have been written incompletely."""
 
 OnUpdate = Callable[[UpdateReport, int], None]
-"""Told `(report, of)` after each update."""
+"""Called with `(report, total)` after each update."""
 
 
 class GRPOSummary(Struct, frozen=True, kw_only=True):
@@ -381,7 +391,7 @@ class GRPOSummary(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-def silent(report: UpdateReport, of: int) -> None:
+def ignore_report(report: UpdateReport, of: int) -> None:
     """An `OnUpdate` that ignores its reports."""
 
 
@@ -395,7 +405,7 @@ def train_grpo(
     left_out: Counter[str] | None = None,
     resume: bool | Path = False,
     trackers: Sequence[str] = (),
-    watch: OnUpdate = silent,
+    on_update: OnUpdate = ignore_report,
     save_steps: int = 0,
 ) -> GRPOSummary:
     """Update the model in the directory `model` on `groups`, shuffled; write the new model to `output`.
@@ -403,38 +413,38 @@ def train_grpo(
     Each update covers `groups_per_update` groups (0: all). A checkpoint is written every `save_steps` updates (0:
     only the last) to `output/training/checkpoints`; `resume` continues from the last one (True) or from the given
     one, and gives the same weights as an uninterrupted training. `left_out` has what was left out of the groups
-    before, for the summary and for errors. `watch` is called after each update, `trackers` get its metrics.
+    before, for the summary and for errors. `on_update` is called after each update, `trackers` get its metrics.
 
     Returns the counts of what was learned and of what was left out. Raises ConfigError when nothing can be learned
     from the groups, a package is missing, `resume` is not a checkpoint, or `output` cannot be written.
     """
     require_packages()
     counts = Counter[str]() if left_out is None else left_out
-    _check(groups, options, counts)
+    _check_groups(groups, options, counts)
     directory = output / TRAINING
     checkpoint = last_checkpoint(directory, resume, f"{TRAINING}/written.json")
     began = time.monotonic()
     updater = Updater(model, options, resume=checkpoint)
-    plan = _plan(groups, groups_per_update, options.seed)
+    updates = _shuffled_updates(groups, groups_per_update, options.seed)
     reports: list[UpdateReport] = []
     with MetricsWriter(directory, trackers, start=updater.step + 1, name="understudy-grpo") as metrics:
-        for step, update_groups in enumerate(plan, 1):
+        for step, update_groups in enumerate(updates, 1):
             if step <= updater.step:
                 continue
             report = updater.update(update_groups, step)
             reports.append(report)
             metrics.write(step, structs.asdict(report))
-            watch(report, len(plan))
-            if save_steps and step % save_steps == 0 and step < len(plan):
+            on_update(report, len(updates))
+            if save_steps and step % save_steps == 0 and step < len(updates):
                 updater.save(directory / CHECKPOINTS / f"checkpoint-{step}")
-                _forget(directory / CHECKPOINTS)
+                _remove_old_checkpoints(directory / CHECKPOINTS)
     skipped = Counter[str]()
     for report in reports:
         skipped.update(report.skipped)
     if updater.optimizer_steps == 0:
         raise ConfigError(
             f"nothing could be learned from the {len(groups)} groups, so no model was written; skipped: "
-            f"{format_counts(skipped)}; left out: {format_counts(counts)}; {_advice(options)}"
+            f"{format_counts(skipped)}; left out: {format_counts(counts)}; {_no_update_advice(options)}"
         )
     written = WeightsRecord(version=f"step-{updater.step:04d}", step=updater.step, base=str(model))
     install_model(updater.model, model, output, written)
@@ -458,25 +468,25 @@ _NO_TOKENS_ADVICE = (
     "expected token ids and logprobs: collect with --weights, or with a vLLM or SGLang server and "
     "tokens in and out"
 )
-_NO_GROUPS = {
+_NO_GROUPS_ADVICE = {
     SUSPICIOUS: "read them with `understudy show`, and give --include-suspicious to learn from them",
     NO_VERDICT: "wait until they are graded, or collect others",
 }
 """What to do when all rollouts were left out, by the commonest reason."""
 
 
-def _advice(options: GRPOOptions) -> str:
-    """Return what to do when nothing could be learned. Rewards need not differ where a teacher has a say."""
+def _no_update_advice(options: GRPOOptions) -> str:
+    """Return what to do when nothing could be learned. With a teacher, rewards need not differ."""
     if isinstance(options, DistillOptions):
         return "raise --max-tokens, or take a teacher with a longer context, where sequences were too long"
     return "collect groups with differing rewards, with token ids and logprobs"
 
 
-def _check(groups: Sequence[RolloutGroup], options: GRPOOptions, counts: Counter[str]) -> None:
+def _check_groups(groups: Sequence[RolloutGroup], options: GRPOOptions, counts: Counter[str]) -> None:
     why = format_counts(counts)
     if not groups:
         reasons = [reason for reason, count in counts.most_common() if count]
-        remedy = _NO_GROUPS.get(reasons[0], _NO_TOKENS_ADVICE) if reasons else "collect rollouts first"
+        remedy = _NO_GROUPS_ADVICE.get(reasons[0], _NO_TOKENS_ADVICE) if reasons else "collect rollouts first"
         raise ConfigError(f"there are no groups to learn from; left out: {why}; {remedy}")
     if isinstance(options, DistillOptions):
         return
@@ -488,14 +498,14 @@ def _check(groups: Sequence[RolloutGroup], options: GRPOOptions, counts: Counter
         )
 
 
-def _plan(groups: Sequence[RolloutGroup], size: int, seed: int) -> list[list[RolloutGroup]]:
+def _shuffled_updates(groups: Sequence[RolloutGroup], size: int, seed: int) -> list[list[RolloutGroup]]:
     order = list(groups)
     Random(f"grpo {seed}").shuffle(order)
     size = size or len(order)
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def _forget(checkpoints: Path) -> None:
+def _remove_old_checkpoints(checkpoints: Path) -> None:
     paths = sorted(checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    for path in paths[:-_CHECKPOINTS_KEPT]:
+    for path in paths[:-_MAX_CHECKPOINTS]:
         shutil.rmtree(path, ignore_errors=True)

@@ -85,16 +85,18 @@ class Bridge:
     async def _generate(self, request: web.Request) -> web.Response:
         session = self._sessions.get(request.match_info["session"])
         if session is None:
-            return _refused(404, "the rollout of this address has ended, or never began; start a new rollout")
+            return _error_response(
+                404, "the rollout of this address has ended, or never began; start a new rollout"
+            )
         try:
             request_body = msgspec.json.decode(await request.read(), type=_BridgeRequest)
         except msgspec.DecodeError as error:
-            return _refused(
+            return _error_response(
                 400, f"invalid request body: {error}; expected a body of /inference/v1/generate: correct it"
             )
         room = self._context - len(request_body.token_ids)
         if room < 1:
-            return _refused(
+            return _error_response(
                 400,
                 f"This model's maximum context length is {self._context} tokens. However, your request has "
                 f"{len(request_body.token_ids)} input tokens. Please reduce the length of the input.",
@@ -103,35 +105,35 @@ class Bridge:
         sampling = {
             key: value for key, value in request_body.sampling_params.items() if key in ("stop", "logit_bias")
         }
-        answer = await session.generate(
+        response = await session.generate(
             request_body.token_ids, {**sampling, **session.sampling, "max_tokens": limit}
         )
-        if answer.aborted:
-            return _refused(503, "the request was aborted for new weights; send it again")
-        if answer.step is not None:
-            session.steps.add(answer.step)
-        return web.json_response(_answered(request_body.token_ids, answer, limit))
+        if response.aborted:
+            return _error_response(503, "the request was aborted for new weights; send it again")
+        if response.step is not None:
+            session.steps.add(response.step)
+        return web.json_response(_response_body(request_body.token_ids, response, limit))
 
     async def _models(self, _: web.Request) -> web.Response:
         card = {"id": self._model, "object": "model", "max_model_len": self._context}
         return web.json_response({"object": "list", "data": [card]})
 
 
-def _answered(prompt: list[int], answer: BridgeResponse, limit: int) -> dict[str, Any]:
+def _response_body(prompt: list[int], response: BridgeResponse, limit: int) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": 0,
-        "token_ids": answer.ids,
-        "finish_reason": "stop" if answer.stopped and len(answer.ids) < limit else "length",
+        "token_ids": response.ids,
+        "finish_reason": "stop" if response.stopped and len(response.ids) < limit else "length",
         "logprobs": None,
     }
-    if answer.logprobs is not None:
-        pairs = zip(answer.ids, answer.logprobs, strict=True)
+    if response.logprobs is not None:
+        pairs = zip(response.ids, response.logprobs, strict=True)
         choice["logprobs"] = {"content": [{"token_id": id_, "logprob": min(value, 0.0)} for id_, value in pairs]}
-    if answer.step is not None:
-        choice["weight_versions"] = [{"version": str(answer.step), "start": 0, "end": len(answer.ids)}]
-    usage = {"prompt_tokens": len(prompt), "completion_tokens": len(answer.ids)}
+    if response.step is not None:
+        choice["weight_versions"] = [{"version": str(response.step), "start": 0, "end": len(response.ids)}]
+    usage = {"prompt_tokens": len(prompt), "completion_tokens": len(response.ids)}
     return {"choices": [choice], "usage": usage}
 
 
-def _refused(status: int, message: str) -> web.Response:
+def _error_response(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message, "code": status}}, status=status)

@@ -35,10 +35,10 @@ TRAINING = "training"
 ADAPTER = "adapter"
 LOG = "llamafactory.log"
 
-_RUN = "from llamafactory.cli import main; main()"
-_OUTPUT_TAIL = 2000
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-_TEMPLATES = {
+_RUN_CODE = "from llamafactory.cli import main; main()"
+_OUTPUT_CHARACTERS = 2000
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_TEMPLATE_BY_MODEL_TYPE = {
     "deepseek_v3": "deepseek3",
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
@@ -101,12 +101,12 @@ def train(
     template = template or _template(model)
     if output.exists() and any(path.name != TRAINING for path in output.iterdir()):
         raise ConfigError(f"{output} is not empty; expected a new or empty directory: choose another --output")
-    directory_ = output / TRAINING
-    if directory_.exists():
-        raise ConfigError(f"{directory_} holds an unfinished training; remove it, or choose another --output")
-    directory_.mkdir(parents=True)
+    training_dir = output / TRAINING
+    if training_dir.exists():
+        raise ConfigError(f"{training_dir} holds an unfinished training; remove it, or choose another --output")
+    training_dir.mkdir(parents=True)
     left_out = Counter[str]()
-    chosen = ExportSelection(
+    selection = ExportSelection(
         origins=("rollouts",),
         run=run,
         roles=roles or WORK_ROLES,
@@ -114,21 +114,25 @@ def train(
         solved_only=True,
         test_share=0.0,
     )
-    names, directory, rows = _data(model, sources, chosen, directory_ / "data", template, options, left_out)
-    config = directory_ / exporting.CONFIG
-    config.write_text(_config(model, directory, names, template, options, directory_ / "model"), encoding="utf-8")
-    log = directory_ / LOG
+    names, directory, rows = _datasets(
+        model, sources, selection, training_dir / "data", template, options, left_out
+    )
+    config = training_dir / exporting.CONFIG
+    config.write_text(
+        _training_config(model, directory, names, template, options, training_dir / "model"), encoding="utf-8"
+    )
+    log = training_dir / LOG
     _run([*program, "train", str(config)], log, on_line)
-    steps = _steps(directory_ / "model")
+    steps = _logged_steps(training_dir / "model")
     if options.lora is None:
-        produced = directory_ / "model"
+        produced = training_dir / "model"
     else:
-        produced = directory_ / "merged"
-        (directory_ / "model").replace(output / ADAPTER)
-        merging = directory_ / "merge.yaml"
-        merging.write_text(_yaml(_merge(model, output / ADAPTER, template, produced)), encoding="utf-8")
+        produced = training_dir / "merged"
+        (training_dir / "model").replace(output / ADAPTER)
+        merging = training_dir / "merge.yaml"
+        merging.write_text(_yaml(_merge_config(model, output / ADAPTER, template, produced)), encoding="utf-8")
         _run([*program, "export", str(merging)], log, on_line)
-    _put_in_place(produced, model, output)
+    _install_model(produced, model, output)
     losses = [each.loss for each in steps if each.loss is not None]
     return LlamaFactorySummary(
         output=str(output),
@@ -150,7 +154,7 @@ def command() -> list[str]:
                 f"{PYTHON} names {python}, which is not an executable program; give "
                 "the python of LLaMA-Factory's environment"
             )
-        return [python, "-c", _RUN]
+        return [python, "-c", _RUN_CODE]
     program = shutil.which("llamafactory-cli")
     if program is None:
         raise ConfigError(
@@ -167,19 +171,19 @@ def _template(model: Path) -> str:
         raise ConfigError(
             f"{model} is not a model directory: config.json: {error}; give one that save_pretrained wrote"
         ) from error
-    if kind not in _TEMPLATES:
+    if kind not in _TEMPLATE_BY_MODEL_TYPE:
         raise ConfigError(
             f"{model} has the unsupported model type {kind!r}: LLaMA-Factory's name of its chat template is "
-            f"unknown; supported: {', '.join(sorted(_TEMPLATES))}. Export with `understudy export "
+            f"unknown; supported: {', '.join(sorted(_TEMPLATE_BY_MODEL_TYPE))}. Export with `understudy export "
             "llamafactory --template NAME` and run llamafactory-cli on the config that it writes"
         )
-    return _TEMPLATES[kind]
+    return _TEMPLATE_BY_MODEL_TYPE[kind]
 
 
-def _data(
+def _datasets(
     model: Path,
     sources: Sequence[Path],
-    chosen: ExportSelection,
+    selection: ExportSelection,
     output: Path,
     template: str,
     options: SFTOptions,
@@ -207,7 +211,7 @@ def _data(
         names.append(f"understudy-{number}")
         with Store.open(source, create=False) as store:
             exported = exporting.export(
-                Corpus(store, chosen),
+                Corpus(store, selection),
                 output,
                 name=names[-1],
                 model=str(model),
@@ -220,7 +224,7 @@ def _data(
     return names, output.resolve(), rows
 
 
-def _config(
+def _training_config(
     model: Path, directory: Path, names: Sequence[str], template: str, options: SFTOptions, output: Path
 ) -> str:
     """Return the YAML config of a training: the exporter's defaults, overridden by `options`."""
@@ -264,7 +268,7 @@ def _config(
     return "\n".join([*unchanged, "### from the options of this training", _yaml(settings)])
 
 
-def _merge(model: Path, adapter: Path, template: str, output: Path) -> dict[str, Any]:
+def _merge_config(model: Path, adapter: Path, template: str, output: Path) -> dict[str, Any]:
     return {
         "model_name_or_path": str(model.resolve()),
         "adapter_name_or_path": str(adapter.resolve()),
@@ -287,7 +291,7 @@ def _has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists() and not hidden
 
 
-def _run(order: list[str], log: Path, on_line: Callable[[str], None] | None) -> None:
+def _run(arguments: list[str], log: Path, on_line: Callable[[str], None] | None) -> None:
     """Run a program with its output appended to `log`. Raises ConfigError with the end of its output when it
     fails.
     """
@@ -296,7 +300,7 @@ def _run(order: list[str], log: Path, on_line: Callable[[str], None] | None) -> 
     with log.open("a", encoding="utf-8") as file:
         try:
             process = subprocess.Popen(
-                order,
+                arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -306,7 +310,7 @@ def _run(order: list[str], log: Path, on_line: Callable[[str], None] | None) -> 
                 start_new_session=True,
             )
         except OSError as error:
-            raise ConfigError(f"{order[0]} cannot be run: {error.strerror}; check {PYTHON}") from error
+            raise ConfigError(f"{arguments[0]} cannot be run: {error.strerror}; check {PYTHON}") from error
         with process:
             assert process.stdout is not None
             try:
@@ -323,18 +327,18 @@ def _run(order: list[str], log: Path, on_line: Callable[[str], None] | None) -> 
     output = log.read_text(encoding="utf-8", errors="replace")
     if "out of memory" in output.lower():
         remedy = (
-            f"free memory, and merge the adapter with: {' '.join(order)}"
-            if "export" in order
+            f"free memory, and merge the adapter with: {' '.join(arguments)}"
+            if "export" in arguments
             else "lower --max-tokens, or give --gradient-checkpointing or --lora"
         )
         raise ConfigError(f"LLaMA-Factory ran out of memory: {remedy}; see its output in {log}")
     raise ConfigError(
         f"LLaMA-Factory ended with exit code {process.returncode}; see its output in {log}, which ends: "
-        f"{output[-_OUTPUT_TAIL:].strip() or 'none'}"
+        f"{output[-_OUTPUT_CHARACTERS:].strip() or 'none'}"
     )
 
 
-def _steps(model: Path) -> list[_LoggedStep]:
+def _logged_steps(model: Path) -> list[_LoggedStep]:
     """Return the steps in its log, oldest first."""
     log = model / "trainer_log.jsonl"
     lines = log.read_text("utf-8").splitlines() if log.is_file() else []
@@ -342,13 +346,13 @@ def _steps(model: Path) -> list[_LoggedStep]:
     return [msgspec.convert(json.loads(line), _LoggedStep) for line in lines if line.strip()]
 
 
-def _put_in_place(produced: Path, model: Path, output: Path) -> None:
+def _install_model(produced: Path, model: Path, output: Path) -> None:
     """Move the new model into `output`; config.json goes last, since it marks a directory as a complete model."""
     if not any(produced.glob("*.safetensors")):
         raise ConfigError(
             f"LLaMA-Factory wrote no weights to {produced}; see its output in {output / TRAINING / LOG}"
         )
-    for name in _TOKENIZER:
+    for name in _TOKENIZER_FILES:
         # Training changes the weights only: the tokenizer files stay byte for byte the same.
         if (model / name).is_file():
             shutil.copyfile(model / name, produced / name)
@@ -359,7 +363,7 @@ def _put_in_place(produced: Path, model: Path, output: Path) -> None:
         path
         for path in produced.iterdir()
         if path.suffix == ".safetensors"
-        or path.name in {*_TOKENIZER, "config.json", "generation_config.json"}
+        or path.name in {*_TOKENIZER_FILES, "config.json", "generation_config.json"}
         or path.name.endswith(".safetensors.index.json")
     ]
     for path in sorted(files_to_move, key=lambda path: path.name == "config.json"):

@@ -22,10 +22,10 @@ from understudy.train import groups
 from understudy.train.engines.bridge import Bridge, BridgeSession, Generate
 from understudy.train.groups import TrainingRollout
 
-_RUN = "from understudy.cli.main import main; main()"
+_RUN_CODE = "from understudy.cli.main import main; main()"
 _OUTPUT_TAIL = 2000
 _STOP_S = 20.0
-_SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class RolloutRunner:
@@ -77,12 +77,12 @@ class RolloutRunner:
         """
         async with self._slots:
             bridge = await self._bridge()
-            chosen = {key: sampling[key] for key in _SAMPLED if sampling.get(key) is not None}
+            chosen = {key: sampling[key] for key in _SAMPLING_KEYS if sampling.get(key) is not None}
             session = bridge.open(generate, chosen)
             directory = self._output / (name or f"{instance}-{uuid.uuid4().hex[:12]}")
             try:
                 await self._collect(instance, session, directory, seed)
-                rollout = await asyncio.to_thread(_read, directory, instance)
+                rollout = await asyncio.to_thread(_read_rollout, directory, instance)
             finally:
                 bridge.close(session)
                 if not self._keep:
@@ -100,8 +100,8 @@ class RolloutRunner:
         """Run one rollout into `directory`. Raises BackendError with the output's end when the run fails."""
         await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
         config = directory / "gateway.toml"
-        config.write_text(_config(self._model, session.url, self._tool_format), encoding="utf-8")
-        command = [sys.executable, "-c", _RUN, "run", "--config", str(config), "--samples", "1"]
+        config.write_text(_gateway_config(self._model, session.url, self._tool_format), encoding="utf-8")
+        command = [sys.executable, "-c", _RUN_CODE, "run", "--config", str(config), "--samples", "1"]
         command += [word for path in self._tasks for word in ("--tasks", path)]
         command += ["--instance-ids", instance, "--seed", str(seed), "--output-dir", str(directory), "--json"]
         process = await asyncio.create_subprocess_exec(
@@ -143,7 +143,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def _read(directory: Path, instance: str) -> TrainingRollout:
+def _read_rollout(directory: Path, instance: str) -> TrainingRollout:
     """Return the graded rollout in a run's output directory. Raises ConfigError when it has none to train on."""
     left_out = Counter[str]()
     rollouts = [each for group in groups.load_groups([directory], left_out=left_out) for each in group.rollouts]
@@ -156,7 +156,7 @@ def _read(directory: Path, instance: str) -> TrainingRollout:
     return rollouts[0]
 
 
-def _config(model: str, url: str, tool_format: str) -> str:
+def _gateway_config(model: str, url: str, tool_format: str) -> str:
     gateway = {"backend": "vllm", "model": model, "endpoints": [url], "tokens": "exact"}
     gateway |= {"tokenizer": model, "tool_format": tool_format}
     # JSON strings and lists of strings are valid TOML, so json.dumps is enough to write the values.

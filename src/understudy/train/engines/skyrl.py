@@ -26,7 +26,7 @@ from understudy.train.groups import TrainingRollout
 
 _log = logging.getLogger(__name__)
 
-_Finished = tuple[TrainingRollout | None, float]
+_TimedRollout = tuple[TrainingRollout | None, float]
 """A rollout, None if its infrastructure failed, and its duration in seconds."""
 
 
@@ -52,7 +52,7 @@ class UnderstudyGenerator(GeneratorInterface):
         if ids is None:
             raise ConfigError("the batch has no trajectory_ids, by which SkyRL knows the groups; use its trainer")
         extras = input_batch["env_extras"] or [{}] * len(ids)
-        instances = [_instance(extra) for extra in extras]
+        instances = [_instance_id(extra) for extra in extras]
         sampling = input_batch["sampling_params"] or {}
         async with asyncio.TaskGroup() as group:
             running = [
@@ -61,7 +61,7 @@ class UnderstudyGenerator(GeneratorInterface):
             ]
         return generator_output(ids, [task.result() for task in running])
 
-    async def _rollout(self, instance: str, sampling: Mapping[str, Any], seed: int) -> _Finished:
+    async def _rollout(self, instance: str, sampling: Mapping[str, Any], seed: int) -> _TimedRollout:
         began, session = time.monotonic(), uuid.uuid4().hex
         try:
             rollout, _ = await self._runner.run(instance, self._sampler(session, sampling), sampling, seed=seed)
@@ -98,7 +98,7 @@ class UnderstudyGenerator(GeneratorInterface):
         return generate
 
 
-def _instance(extra: Mapping[str, Any]) -> str:
+def _instance_id(extra: Mapping[str, Any]) -> str:
     instance = (extra.get("extra_info") or {}).get("instance_id") or extra.get("instance_id")
     if not instance:
         raise ConfigError(
@@ -108,7 +108,7 @@ def _instance(extra: Mapping[str, Any]) -> str:
     return str(instance)
 
 
-def generator_output(ids: Sequence[TrajectoryID], finished: Sequence[_Finished]) -> GeneratorOutput:
+def generator_output(ids: Sequence[TrajectoryID], finished: Sequence[_TimedRollout]) -> GeneratorOutput:
     """Return rollouts as SkyRL's GeneratorOutput: a row for each sequence, those of a rollout side by side.
 
     The last row of a rollout has its reward. Raises BackendError when each prompt has a failed rollout.
@@ -123,7 +123,7 @@ def generator_output(ids: Sequence[TrajectoryID], finished: Sequence[_Finished])
     rows: list[tuple[verl.VerlRow, float, TrajectoryID, bool, float, str]] = []
     for each, (rollout, seconds) in zip(ids, finished, strict=True):
         if rollout is None or each.instance_id in failed:
-            rows.append((_BLANK, 0.0, each, True, seconds, "error"))
+            rows.append((_EMPTY_ROW, 0.0, each, True, seconds, "error"))
             continue
         *others, last = [verl.row(sequence) for sequence in rollout.sequences]
         rows += [(row, 0.0, each, False, seconds, "complete") for row in others]
@@ -147,4 +147,4 @@ def generator_output(ids: Sequence[TrajectoryID], finished: Sequence[_Finished])
     )
 
 
-_BLANK = verl.VerlRow(prompt=[0], response=[0], mask=[0], logprobs=[0.0])
+_EMPTY_ROW = verl.VerlRow(prompt=[0], response=[0], mask=[0], logprobs=[0.0])

@@ -56,11 +56,11 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     try:
         await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            return [_left_out(sample, "slime aborted its requests")]
+            return [_excluded_sample(sample, "slime aborted its requests")]
         rollout, _ = running.result()
     except (BackendError, ConfigError) as error:
         _log.warning("%s: left out: %s", instance, error)
-        return [_left_out(sample, str(error))]
+        return [_excluded_sample(sample, str(error))]
     finally:
         waiting.cancel()
         running.cancel()
@@ -74,19 +74,19 @@ def samples(sample: Any, rollout: TrainingRollout) -> list[Any]:
     """
     rows = [verl.row(sequence) for sequence in rollout.sequences]
     rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
-    made: list[Any] = []
+    sequence_samples: list[Any] = []
     for row in rows:
-        each = copy.copy(sample)
-        each.tokens = row.prompt + row.response
-        each.response_length = len(row.response)
-        each.loss_mask = row.mask
-        each.rollout_log_probs = row.logprobs
-        each.reward = rollout.reward
-        each.rollout_id = rollout_id
-        each.status = Sample.Status.COMPLETED
-        each.metadata = {**(sample.metadata or {}), "rollout": rollout.rollout_id}
-        made.append(each)
-    return made
+        copied = copy.copy(sample)
+        copied.tokens = row.prompt + row.response
+        copied.response_length = len(row.response)
+        copied.loss_mask = row.mask
+        copied.rollout_log_probs = row.logprobs
+        copied.reward = rollout.reward
+        copied.rollout_id = rollout_id
+        copied.status = Sample.Status.COMPLETED
+        copied.metadata = {**(sample.metadata or {}), "rollout": rollout.rollout_id}
+        sequence_samples.append(copied)
+    return sequence_samples
 
 
 def advantages(args: Any, collected: Sequence[Any]) -> tuple[list[float], list[float]]:
@@ -113,7 +113,7 @@ def _deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def _left_out(sample: Any, why: str) -> Any:
+def _excluded_sample(sample: Any, why: str) -> Any:
     sample.tokens, sample.response_length = [0, 0], 1
     sample.loss_mask, sample.rollout_log_probs, sample.reward = [0], [0.0], 0.0
     sample.remove_sample, sample.status = True, Sample.Status.ABORTED
@@ -148,17 +148,17 @@ def _sampler(args: Any, session: str | None, sampling: Mapping[str, Any], aborte
     return sample
 
 
-_SETTINGS = ("understudy_tasks", "understudy_output", "rollout_max_context_len")
+_REQUIRED_SETTINGS = ("understudy_tasks", "understudy_output", "rollout_max_context_len")
 
 
 def _runner(args: Any) -> RolloutRunner:
-    missing = [name for name in _SETTINGS if not getattr(args, name, None)]
+    missing = [name for name in _REQUIRED_SETTINGS if not getattr(args, name, None)]
     if missing:
         raise ConfigError(
             f"slime's arguments have no {', '.join(missing)}; give --rollout-max-context-len, and the others in "
             "the file of --custom-config-path, as recipes/slime/rollouts.yaml does"
         )
-    return _runner_of(
+    return _shared_runner(
         str(args.hf_checkpoint),
         int(args.rollout_max_context_len),
         tuple(args.understudy_tasks),
@@ -170,7 +170,7 @@ def _runner(args: Any) -> RolloutRunner:
 
 
 @cache
-def _runner_of(
+def _shared_runner(
     model: str,
     context: int,
     tasks: tuple[str, ...],

@@ -44,7 +44,7 @@ from understudy.types import Task
 _log = logging.getLogger(__name__)
 
 OTHER_SEQUENCES = "sequences beside a rollout's longest one"
-_NEUTRAL: dict[str, tuple[float | None, ...]] = {
+_SUPPORTED_VALUES: dict[str, tuple[float | None, ...]] = {
     "top_p": (1.0, None),
     "top_k": (0, None),
     "min_p": (0.0, None),
@@ -131,15 +131,15 @@ class TRLRollouts:
         return self._runner.run(self._rollouts(prompts, trainer))
 
     async def _rollouts(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
-        wanted = self._wanted(prompts)
+        samples_by_task = self._samples_by_task(prompts)
         collector = await self._open(trainer)
         step = int(trainer.state.global_step)
         if collector.version != version_name(step) or not self._published:
             await self._publish(collector, trainer, step)
         collected: dict[str, list[TrainingRollout]] = {}
         purpose: Purpose = "training" if trainer.model.training else "evaluation"
-        for samples in sorted(set(wanted.values())):
-            tasks = [self._tasks[name] for name, count in wanted.items() if count == samples]
+        for samples in sorted(set(samples_by_task.values())):
+            tasks = [self._tasks[name] for name, count in samples_by_task.items() if count == samples]
             collected |= await self._collect(collector, tasks, samples, purpose)
         if not any(collected.values()):
             raise BackendError(
@@ -151,7 +151,7 @@ class TRLRollouts:
         self.left_out[OTHER_SEQUENCES] += sum(row.pop("others") for row in rows)
         return {key: [row[key] for row in rows] for key in rows[0]}
 
-    def _wanted(self, prompts: list[str]) -> Counter[str]:
+    def _samples_by_task(self, prompts: list[str]) -> Counter[str]:
         unknown = sorted({str(prompt) for prompt in prompts if str(prompt) not in self._tasks})
         if unknown:
             raise ConfigError(
@@ -171,7 +171,7 @@ class TRLRollouts:
                 f"GRPOTrainer runs in {trainer.accelerator.num_processes} processes, but each would publish "
                 "weights to the server; start one process, or train with verl (docs/clusters.md)"
             )
-        for name, values in _NEUTRAL.items():
+        for name, values in _SUPPORTED_VALUES.items():
             if (value := getattr(trainer.args, name, None)) not in values:
                 raise ConfigError(f"GRPOConfig({name}={value}) is not supported; give {values[0]}")
         temperature = float(trainer.args.temperature)
@@ -244,14 +244,14 @@ def _row(rollout: TrainingRollout | None, blank: int) -> dict[str, Any]:
     """
     if rollout is None:
         sequence = TokenSequence(token_ids=(blank, blank), loss_mask=(0, 1), logprobs=(0.0, 0.0))
-        divided = replace(verl.row(sequence), mask=[0])
+        row = replace(verl.row(sequence), mask=[0])
     else:
-        divided = verl.row(max(rollout.sequences, key=lambda each: each.sampled))
+        row = verl.row(max(rollout.sequences, key=lambda each: each.sampled))
     return {
-        "prompt_ids": divided.prompt,
-        "completion_ids": divided.response,
-        "logprobs": divided.logprobs,
-        "env_mask": divided.mask,
+        "prompt_ids": row.prompt,
+        "completion_ids": row.response,
+        "logprobs": row.logprobs,
+        "env_mask": row.mask,
         "reward": None if rollout is None else rollout.reward,
         "rollout_id": "" if rollout is None else rollout.rollout_id,
         "others": 0 if rollout is None else len(rollout.sequences) - 1,

@@ -127,7 +127,7 @@ def data_proto(
     counts = Counter[str]() if left_out is None else left_out
     groups = list(groups)
     names = {rollout.rollout_id: group.name or group.task_id for group in groups for rollout in group.rollouts}
-    rows = list(_keyed(groups, lengths, counts))
+    rows = list(_rows_with_keys(groups, lengths, counts))
     if not rows:
         raise ConfigError(
             f"no rows for verl; left out: {format_counts(counts)}; expected a sequence of at most "
@@ -172,7 +172,7 @@ def data_proto(
     )
 
 
-def _keyed(
+def _rows_with_keys(
     groups: Iterable[RolloutGroup], lengths: VerlLengths, left_out: Counter[str]
 ) -> Iterator[tuple[str, TrainingRollout, VerlRow]]:
     for group in groups:

@@ -23,8 +23,8 @@ from understudy.train.loop.state import (
     LoopConfig,
     LoopDirectory,
     LoopState,
-    Rate,
     StepState,
+    TaskSolveRate,
     step_number,
 )
 from understudy.train.options import read_options
@@ -60,32 +60,34 @@ def start_step(
     Without subtracting them, unused groups would pile up over the steps and become too old. Raises TaskError when
     validation refused all tasks.
     """
-    free = usable(tasks, state.refused)
+    available = usable_tasks(tasks, state.refused)
     carried = state.pending()
-    busy = {ref.task for ref in carried}
+    carried_tasks = {ref.task for ref in carried}
     count = max(1, config.groups - len(carried))
     # Tasks with a carried-over group are not started a second time while there are enough others.
-    others = [task for task in free if task not in busy]
-    chosen = choose(others if len(others) >= count else free, state.rates, count, seed=config.seed, step=number)
+    others = [task for task in available if task not in carried_tasks]
+    drawn = draw_tasks(
+        others if len(others) >= count else available, state.rates, count, seed=config.seed, step=number
+    )
     return StepState(
         step=number,
         phase="collecting",
         run=directory.relative(directory.run(number)),
         sampled_by=state.version,
-        tasks=tuple(chosen),
+        tasks=tuple(drawn),
     )
 
 
-def usable(tasks: Iterable[str], refused: Mapping[str, str]) -> list[str]:
+def usable_tasks(tasks: Iterable[str], refused: Mapping[str, str]) -> list[str]:
     """Return the tasks that validation did not refuse. Raises TaskError, with reasons, when it refused all."""
-    left = [task for task in tasks if task not in refused]
-    if not left:
+    usable = [task for task in tasks if task not in refused]
+    if not usable:
         reasons = format_refused(refused)
         raise TaskError(
             "no task passed validation, so there is nothing to learn from; correct the tasks or give "
             f"others:\n{reasons}"
         )
-    return left
+    return usable
 
 
 def format_refused(refused: Mapping[str, str]) -> str:
@@ -205,22 +207,24 @@ def group_age(group: RolloutGroup, ref: GroupRef, state: LoopState) -> int:
     return state.behind(min(numbers, default=0))
 
 
-FLOOR = 0.1
+MIN_WEIGHT = 0.1
 """The least weight of a task, where one that is solved half of the time has 1."""
 
 
-def choose(tasks: Iterable[str], rates: Mapping[str, Rate], count: int, *, seed: int, step: int) -> list[str]:
+def draw_tasks(
+    tasks: Iterable[str], rates: Mapping[str, TaskSolveRate], count: int, *, seed: int, step: int
+) -> list[str]:
     """Return `count` of the tasks (all if there are fewer) for one step; deterministic in its arguments.
 
-    Drawn without replacement with weights 4 p (1 - p), at least FLOOR, where p is the expected solve rate: tasks
-    that are solved half the time teach the most. Weighted sampling by Efraimidis and Spirakis: the greatest
+    Drawn without replacement with weights 4 p (1 - p), at least MIN_WEIGHT, where p is the expected solve rate:
+    tasks that are solved half the time teach the most. Weighted sampling by Efraimidis and Spirakis: the greatest
     u^(1/w) are taken.
     """
     draw = random.Random(f"curriculum {seed} {step}")
     keys: list[tuple[float, str]] = []
     for task in sorted(set(tasks)):
-        rate = rates.get(task, Rate()).expected
-        weight = max(FLOOR, 4.0 * rate * (1.0 - rate))
+        rate = rates.get(task, TaskSolveRate()).expected
+        weight = max(MIN_WEIGHT, 4.0 * rate * (1.0 - rate))
         keys.append((draw.random() ** (1.0 / weight), task))
     keys.sort(reverse=True)
     return [task for _, task in keys[:count]]

@@ -25,15 +25,15 @@ from understudy.store import Store
 from understudy.store.outcomes import TaskCounts
 from understudy.train.algorithms.updater import UpdateReport
 from understudy.train.groups import RolloutGroup, read_token_values, write_groups
-from understudy.train.loop.batches import derive_seed, format_refused, select_for_update, start_step, usable
+from understudy.train.loop.batches import derive_seed, format_refused, select_for_update, start_step, usable_tasks
 from understudy.train.loop.state import (
     Evaluation,
     GroupRef,
     LoopConfig,
     LoopDirectory,
     LoopState,
-    Rate,
     StepState,
+    TaskSolveRate,
     make_durable,
     prune,
     step_number,
@@ -67,7 +67,7 @@ class LoopStopped(Exception):
 
 
 @asynccontextmanager
-async def concurrently(*work: Awaitable[Any]) -> AsyncGenerator[list[asyncio.Future[Any]]]:
+async def running_tasks(*work: Awaitable[Any]) -> AsyncGenerator[list[asyncio.Future[Any]]]:
     """Run `work` as asyncio tasks while the block runs; yields them.
 
     Tasks that are still running at the end of the block are cancelled and awaited.
@@ -113,7 +113,7 @@ class Loop:
         self._waves: dict[int, RolloutBatch] = {}
         self._evaluating: RolloutBatch | None = None
         self._released = False
-        self._doing = "starting"
+        self._activity = "starting"
 
     async def run(self) -> LoopState:
         """Run all remaining steps; return the final state.
@@ -137,7 +137,7 @@ class Loop:
 
     def line(self) -> str:
         """Return a line about the progress of the loop. May be called from any thread."""
-        parts = [f"step {min(self.state.done + 1, self.config.steps)}/{self.config.steps}", self._doing]
+        parts = [f"step {min(self.state.done + 1, self.config.steps)}/{self.config.steps}", self._activity]
         going = [wave for wave in list(self._waves.values()) if not wave.ended]
         waves = [self._evaluating] if self._evaluating else going
         total = sum(wave.progress.total for wave in waves)
@@ -163,16 +163,16 @@ class Loop:
             step = start_step(self.config, self.directory, self.state, number, self._tasks)
             self._save(self.state.with_step(step))
         if step.phase == "collecting":
-            step = await self._gather(step)
+            step = await self._collect_groups(step)
         if step.phase == "collected":
             step = await self._update(step)
         if step.phase == "updated":
             step = await self._publish(step)
         self._watcher.stepped(step)
 
-    async def _gather(self, step: StepState) -> StepState:
+    async def _collect_groups(self, step: StepState) -> StepState:
         """Wait for enough groups, and write them to a file for the update."""
-        self._doing = "collecting"
+        self._activity = "collecting"
         began = time.monotonic()
         self._open_waves()
         ready = await self._wait_for_groups(step.step)
@@ -185,7 +185,7 @@ class Loop:
         groups = [group for members in selection.groups.values() for group in members]
         skipped = Counter(selection.skipped)
         if self._teacher is not None:
-            self._doing = "asking the teacher"
+            self._activity = "requesting the teacher's logprobs"
             groups = await self._teacher.with_logprobs(groups, skipped)
         await asyncio.to_thread(self._write_groups, step.step, groups)
         step = replace(
@@ -204,20 +204,22 @@ class Loop:
         )
         rates = dict(self.state.rates)
         for ref in sorted((*selection.used, *selection.dropped)):
-            rates[ref.task] = rates.get(ref.task, Rate()).after(ready[ref].graded, ready[ref].solved, step.step)
+            rates[ref.task] = rates.get(ref.task, TaskSolveRate()).after(
+                ready[ref].graded, ready[ref].solved, step.step
+            )
         state = replace(self.state.with_step(step), rates=dict(sorted(rates.items())))
-        if self._overlaps(step.step) and step.step < self.config.steps:
+        if self._collects_during_update(step.step) and step.step < self.config.steps:
             # The next wave runs while the update does. It is saved in the state before it starts.
             state = state.with_step(start_step(self.config, self.directory, state, step.step + 1, self._tasks))
         self._save(state)
         return step
 
     async def _update(self, step: StepState) -> StepState:
-        self._doing = "updating the policy"
+        self._activity = "updating the policy"
         number, began = step.step, time.monotonic()
         weights, version = self.directory.weights(number), version_name(number)
         report = UpdateReport(step=number, version=version, updated=False)
-        if self._overlaps(number):
+        if self._collects_during_update(number):
             self._open_waves()
         if step.groups:
             if self._publisher.capabilities.releases:
@@ -248,7 +250,7 @@ class Loop:
     async def _publish(self, step: StepState) -> StepState:
         state = replace(self.state, version=step.version, weights=step.weights or self.state.weights)
         if step.weights is not None or self._released:
-            self._doing = f"publishing {step.version}"
+            self._activity = f"publishing {step.version}"
             weights = publishable_path(self._publisher, self.directory.absolute(state.weights))
             swap = await self._collector.update_weights(
                 step.version, lambda: self._publisher.publish(weights, step.version)
@@ -261,7 +263,7 @@ class Loop:
 
     # --- waves -----------------------------------------------------------------------------------------
 
-    def _overlaps(self, number: int) -> bool:
+    def _collects_during_update(self, number: int) -> bool:
         """Return whether collecting continues while a step's update runs.
 
         Not when the step publishes the first LoRA adapter: to the server the adapter is another model than its
@@ -284,27 +286,27 @@ class Loop:
                 version=step.sampled_by,
                 samples=self.config.samples,
                 seed=derive_seed(self.config.seed, "wave", number),
-                model=self._model(),
+                model=self._requested_model(),
             )
 
-    def _model(self) -> str | None:
+    def _requested_model(self) -> str | None:
         """Return the model name to request: that of the published adapter, or None for the server's own."""
         return self._publisher.capabilities.model if step_number(self.state.version) else None
 
     async def _wait_for_groups(self, number: int) -> dict[GroupRef, TaskCounts]:
         """Wait until enough groups for an update have finished; return them with the counts of their rollouts."""
-        last = number >= self.config.steps or not self._overlaps(number)
+        last = number >= self.config.steps or not self._collects_during_update(number)
         groups_needed = max(1, math.ceil(self.config.quorum * self.config.groups))
         while True:
             # Taken before counting: a wave that ends between the two is then counted again in the next pass.
             running = {number: wave for number, wave in self._waves.items() if not wave.ended}
             await self._record_refused()
-            ready = await self._ready()
+            ready = await self._finished_groups()
             open_ = any(ref.wave in running for ref in self.state.pending() if ref not in ready)
             differing = sum(figures.differ and self._was_started_recently(ref) for ref, figures in ready.items())
             if not open_ or (not last and len(ready) >= groups_needed and differing >= self.config.min_groups):
                 return ready
-            async with concurrently(*(wave.changed() for wave in running.values())) as changes:
+            async with running_tasks(*(wave.changed() for wave in running.values())) as changes:
                 await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
 
     def _was_started_recently(self, ref: GroupRef) -> bool:
@@ -331,9 +333,9 @@ class Loop:
                 refused |= summary.refused_tasks
         if refused != self.state.refused:
             self._save(replace(self.state, refused=refused))
-        usable(self._tasks, refused)
+        usable_tasks(self._tasks, refused)
 
-    async def _ready(self) -> dict[GroupRef, TaskCounts]:
+    async def _finished_groups(self) -> dict[GroupRef, TaskCounts]:
         pending = set(self.state.pending())
         ready: dict[GroupRef, TaskCounts] = {}
         for number in {ref.wave for ref in pending}:
@@ -347,7 +349,7 @@ class Loop:
         raise its error.
         """
         waves = [wave.wait() for wave in self._waves.values() if not wave.ended]
-        async with concurrently(work, *waves) as (task, *others):
+        async with running_tasks(work, *waves) as (task, *others):
             going = set(others)
             while not task.done():
                 done, _ = await asyncio.wait({task, *going}, return_when=asyncio.FIRST_COMPLETED)
@@ -388,7 +390,7 @@ class Loop:
         if not self._eval_tasks or not due or any(each.step == number for each in self.state.evaluations):
             return
         self._stop_if_draining()
-        self._doing = f"evaluating {self.state.version}"
+        self._activity = f"evaluating {self.state.version}"
         directory, began = self.directory.evaluation(number), time.monotonic()
         wave = self._evaluating = self._collector.start(
             self._eval_tasks,
@@ -398,7 +400,7 @@ class Loop:
             samples=config.eval_samples,
             seed=derive_seed(config.seed, "evaluation"),
             purpose="evaluation",
-            model=self._model(),
+            model=self._requested_model(),
         )
         summary = await self._unless_a_wave_fails(wave.wait())
         if summary.pending:

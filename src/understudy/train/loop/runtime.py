@@ -27,7 +27,7 @@ from understudy.run.ray_workers import ray_fleet
 from understudy.sandbox.base import Sandboxes
 from understudy.store import Store
 from understudy.store.address import StoreUrl, parse_location
-from understudy.train.loop.loop import Loop, LoopStopped, Watcher, concurrently, publishable_path
+from understudy.train.loop.loop import Loop, LoopStopped, Watcher, publishable_path, running_tasks
 from understudy.train.loop.state import (
     Evaluation,
     LoopConfig,
@@ -53,7 +53,7 @@ from understudy.util.statistics import ConfidenceInterval, newcombe
 _log = logging.getLogger(__name__)
 
 _SAMPLE_BYTES = 1 << 20
-_FILES = ("config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
+_DIGESTED_FILES = ("config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
 
 
 class LoopRuntime(Struct, frozen=True, kw_only=True):
@@ -177,12 +177,13 @@ async def run_loop(
     sandboxes: Sandboxes,
     runtime: LoopRuntime,
     watcher: Watcher,
-    collects: Callable[[RolloutCollector], None] = lambda collector: None,
-    trainers: Callable[..., AbstractAsyncContextManager[TrainerProcess]] = start_trainer,
+    on_collector: Callable[[RolloutCollector], None] = lambda collector: None,
+    open_trainer: Callable[..., AbstractAsyncContextManager[TrainerProcess]] = start_trainer,
 ) -> LoopSummary:
     """Start a loop in the directory `root`, or resume the one there, and run it to its end or until it is drained.
 
-    `collects` is called with the collector, by which the loop can be told to drain; `trainers` opens the trainer.
+    `on_collector` is called with the collector, by which the loop can be told to drain; `open_trainer` opens the
+    trainer.
     Raises ConfigError when the directory holds another loop or when a model, server or option cannot be used,
     otherwise the error that the loop cannot continue after; calling it again with the same arguments resumes.
     """
@@ -211,7 +212,7 @@ async def run_loop(
                 if database is not None:
                     state = replace(state, database=WaveDatabase(str(database), uuid.uuid4().hex[:12]))
                 directory.save(state)
-            elif (moved := _same_waves(state, waves, root)) != state:
+            elif (moved := _with_current_database(state, waves, root)) != state:
                 directory.save(state := moved)
             if waves is not None and state.database is not None:
                 busy = f"another process executes the loop of {root}; wait for it, or stop it"
@@ -221,7 +222,7 @@ async def run_loop(
             resume = None if state.trained is None else _existing_weights(directory, state.trained)
             watching = stack.enter_context(TrackingWatcher(watcher, root, runtime.trackers))
             trainer = await stack.enter_async_context(
-                trainers(Path(config.model), options, resume=resume, threads=runtime.threads)
+                open_trainer(Path(config.model), options, resume=resume, threads=runtime.threads)
             )
             served, publisher, watch = await stack.enter_async_context(
                 serving(config, directory, runtime, weights, state.version, fresh=not state.steps)
@@ -241,7 +242,7 @@ async def run_loop(
                 else WaveStore(database, state.database.loop, engine),
             )
             stack.push_async_callback(collector.close)
-            collects(collector)
+            on_collector(collector)
             teacher = None
             if runtime.teacher.teacher is not None:
                 teacher = await stack.enter_async_context(open_teacher(runtime.teacher, Path(config.model)))
@@ -293,7 +294,7 @@ def _database_of(config: LoopConfig, runtime: LoopRuntime) -> StoreUrl | None:
     return location
 
 
-def _same_waves(state: LoopState, waves: Store | None, root: Path) -> LoopState:
+def _with_current_database(state: LoopState, waves: Store | None, root: Path) -> LoopState:
     """Return the state of a loop that is resumed, with the URL of its database as it is now. Raises ConfigError if
     its rollouts are elsewhere.
     """
@@ -308,8 +309,8 @@ def _same_waves(state: LoopState, waves: Store | None, root: Path) -> LoopState:
             f"the loop in {root} keeps its rollouts in a database; give --store '{state.database.url}', with "
             "the password where it needs one"
         )
-    begun = [*(each.run for each in state.evaluations), *(step.run for step in state.published())]
-    if begun and waves.runs.of_wave(f"{state.database.loop}/{begun[0]}") is None:
+    started_runs = [*(each.run for each in state.evaluations), *(step.run for step in state.published())]
+    if started_runs and waves.runs.of_wave(f"{state.database.loop}/{started_runs[0]}") is None:
         raise ConfigError(
             f"--store: {waves.location} has no rollouts of the loop in {root}; give the database that has "
             f"them, {state.database.url}"
@@ -321,21 +322,21 @@ def summary_of(
     config: LoopConfig, directory: LoopDirectory, state: LoopState, *, stopped: bool = False, wall_s: float = 0.0
 ) -> LoopSummary:
     """Return the summary of a loop from its state."""
-    over = [step for step in state.steps if step.phase == "published"]
-    tried = [each for each in state.evaluations if each.total]
+    finished = [step for step in state.steps if step.phase == "published"]
+    evaluated = [each for each in state.evaluations if each.total]
     gain = None
-    if len(tried) > 1:
-        first, last = tried[0], tried[-1]
+    if len(evaluated) > 1:
+        first, last = evaluated[0], evaluated[-1]
         gain = newcombe((first.solved, first.total), (last.solved, last.total))
     return LoopSummary(
         output_dir=str(directory.root),
-        steps=len(over),
-        of=max(config.steps, len(over)),  # --steps may be lowered below the number of steps already made
+        steps=len(finished),
+        of=max(config.steps, len(finished)),  # --steps may be lowered below the number of steps already made
         version=state.version,
         weights=str(directory.absolute(state.weights)),
-        rollouts=sum(step.collected for step in over),
-        solved=sum(step.solved for step in over),
-        updates=sum(step.weights is not None for step in over),
+        rollouts=sum(step.collected for step in finished),
+        solved=sum(step.solved for step in finished),
+        updates=sum(step.weights is not None for step in finished),
         skipped=state.skipped(),
         refused_tasks=state.refused,
         evaluations=tuple(
@@ -356,7 +357,7 @@ def model_digest(model: Path) -> str:
     digest = hashlib.sha256()
     try:
         for path in sorted(each for each in model.iterdir() if each.is_file()):
-            if path.name in _FILES:
+            if path.name in _DIGESTED_FILES:
                 digest.update(path.name.encode() + path.read_bytes())
             elif path.suffix in (".safetensors", ".bin"):
                 with path.open("rb") as file:
@@ -496,7 +497,7 @@ async def _run_to_end(loop: Loop, *watches: Callable[[], Awaitable[None]] | None
 
     Raises the error that ended the loop, its server or its cost limit.
     """
-    async with concurrently(loop.run(), *(watch() for watch in watches if watch is not None)) as tasks:
+    async with running_tasks(loop.run(), *(watch() for watch in watches if watch is not None)) as tasks:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -520,11 +521,11 @@ class TrackingWatcher(Watcher):
         self._open = bool(names)
 
     def __enter__(self) -> Self:
-        self._do(self._trackers.__enter__)
+        self._submit(self._trackers.__enter__)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._do(self._trackers.__exit__)
+        self._submit(self._trackers.__exit__)
         self._thread.shutdown()
 
     def began(self, loop: Loop) -> None:
@@ -534,20 +535,20 @@ class TrackingWatcher(Watcher):
     def stepped(self, step: StepState) -> None:
         """See Watcher."""
         self._inner.stepped(step)
-        self._do(lambda: self._trackers.log(step.step, metrics_of(step)))
+        self._submit(lambda: self._trackers.log(step.step, metrics_of(step)))
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """See Watcher."""
         self._inner.evaluated(evaluation)
         rate = evaluation.rate
         metrics = {"solve_rate": rate.estimate, "low": rate.low, "high": rate.high, "rollouts": evaluation.total}
-        self._do(lambda: self._trackers.log(evaluation.step, {"held_out": metrics}))
+        self._submit(lambda: self._trackers.log(evaluation.step, {"held_out": metrics}))
 
-    def _do(self, work: Callable[[], Any]) -> None:
+    def _submit(self, work: Callable[[], Any]) -> None:
         if self._open:
-            self._thread.submit(work).add_done_callback(self._note)
+            self._thread.submit(work).add_done_callback(self._log_failure)
 
-    def _note(self, done: Future[Any]) -> None:
+    def _log_failure(self, done: Future[Any]) -> None:
         if (error := done.exception()) is not None and self._open:
             self._open = False
             _log.warning("tracking stopped, because a tracker failed: %s", error)

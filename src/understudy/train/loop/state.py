@@ -35,13 +35,13 @@ _T = TypeVar("_T")
 Phase = Literal["collecting", "collected", "updated", "published"]
 """What a step is doing or has done: its rollouts run, its groups are written, it was trained, it is published."""
 
-MAY_CHANGE = frozenset({"steps", "keep", "eval_every"})
+CHANGEABLE_SETTINGS = frozenset({"steps", "keep", "eval_every"})
 """Settings that may be changed when a loop is resumed."""
 
-DECAY = 0.7
+RATE_DECAY = 0.7
 """The factor by which earlier counts of a task shrink with each step, because an older policy made them."""
 
-_OTHERS = {"store.db": "a run", "config.json": "a model", "training": "a training"}
+_OTHER_CONTENTS = {"store.db": "a run", "config.json": "a model", "training": "a training"}
 """Files that show that a directory is not a loop's. Overwriting the run or model there would delete the loop."""
 
 
@@ -210,7 +210,7 @@ class Evaluation(Struct, frozen=True, kw_only=True):
         return wilson(self.solved, self.total)
 
 
-class Rate(Struct, frozen=True, kw_only=True):
+class TaskSolveRate(Struct, frozen=True, kw_only=True):
     """A task's recent solve rate: `solved` of `tried` rollouts, weighted by age, and the step that tried
     it last.
     """
@@ -224,9 +224,11 @@ class Rate(Struct, frozen=True, kw_only=True):
         """Return the expected solve rate: one half for a task that was never tried."""
         return (self.solved + 0.5) / (self.tried + 1.0)
 
-    def after(self, tried: int, solved: int, step: int) -> Rate:
-        """Return the rate after further rollouts; earlier ones are weighted down by DECAY."""
-        return Rate(tried=DECAY * self.tried + tried, solved=DECAY * self.solved + solved, step=step)
+    def after(self, tried: int, solved: int, step: int) -> TaskSolveRate:
+        """Return the rate after further rollouts; earlier ones are weighted down by RATE_DECAY."""
+        return TaskSolveRate(
+            tried=RATE_DECAY * self.tried + tried, solved=RATE_DECAY * self.solved + solved, step=step
+        )
 
 
 class WaveDatabase(Struct, frozen=True):
@@ -260,7 +262,7 @@ class LoopState(Struct, frozen=True, kw_only=True):
     weights: str
     steps: tuple[StepState, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
-    rates: dict[str, Rate] = field(default_factory=dict[str, Rate])
+    rates: dict[str, TaskSolveRate] = field(default_factory=dict[str, TaskSolveRate])
     refused: dict[str, str] = field(default_factory=dict[str, str])
     database: WaveDatabase | None = None
 
@@ -387,28 +389,31 @@ class LoopDirectory:
     def enter(self, config: LoopConfig) -> None:
         """Write loop.json. Raises ConfigError when the directory holds another loop, a run or a model."""
         path = self.root / "loop.json"
-        existing = read(path, LoopConfig)
-        if existing is None and (other := next((name for name in _OTHERS if (self.root / name).exists()), None)):
+        existing = read_json(path, LoopConfig)
+        if existing is None and (
+            other := next((name for name in _OTHER_CONTENTS if (self.root / name).exists()), None)
+        ):
             raise ConfigError(
-                f"{self.root} holds {_OTHERS[other]} ({other}), not a loop; give another --output-dir"
+                f"{self.root} holds {_OTHER_CONTENTS[other]} ({other}), not a loop; give another --output-dir"
             )
         if existing is not None:
             before, now = (msgspec.to_builtins(each) for each in (existing, config))
-            differing = [key for key in now if key not in MAY_CHANGE and before.get(key) != now[key]]
+            differing = [key for key in now if key not in CHANGEABLE_SETTINGS and before.get(key) != now[key]]
             if differing:
+                differences = _describe_differences(differing, before, now)
                 raise ConfigError(
-                    f"{self.root} holds another loop (it differs in {_named(differing, before, now)}); give "
+                    f"{self.root} holds another loop (it differs in {differences}); give "
                     "the same options to resume it, or another --output-dir"
                 )
-        write(path, config)
+        write_json(path, config)
 
     def load(self) -> LoopState | None:
         """Return the saved state; None if the loop has not begun. Raises StoreError for a damaged file."""
-        return read(self.root / "state.json", LoopState)
+        return read_json(self.root / "state.json", LoopState)
 
     def save(self, state: LoopState) -> None:
         """Replace state.json and metrics.jsonl, durably. Raises StoreError."""
-        write(self.root / "state.json", state)
+        write_json(self.root / "state.json", state)
         over = [step for step in state.steps if step.phase in ("updated", "published")]
         lines = [msgspec.json.encode(metrics_of(step)) + b"\n" for step in over]
         replace_file(self.root / "metrics.jsonl", b"".join(lines))
@@ -430,7 +435,7 @@ def metrics_of(step: StepState) -> dict[str, Any]:
     }
 
 
-def read(path: Path, kind: type[_T]) -> _T | None:
+def read_json(path: Path, kind: type[_T]) -> _T | None:
     """Return the content of a JSON file; None if the file does not exist. Raises StoreError when it is invalid."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -444,7 +449,7 @@ def read(path: Path, kind: type[_T]) -> _T | None:
         ) from error
 
 
-def write(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Write a JSON file, atomically and durably. Raises StoreError."""
     replace_file(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
@@ -454,19 +459,19 @@ def replace_file(path: Path, content: bytes) -> None:
 
     Raises StoreError.
     """
-    with _writing(path):
+    with _explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, content, fsync=True, temporary=path.with_name(f".{path.name}.new"))
 
 
 def make_durable(path: Path) -> None:
     """Flush a file, or a directory with all its content, to disk. Raises StoreError."""
-    with _writing(path):
+    with _explain_write_errors(path):
         sync_tree(path)
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Generator[None]:
+def _explain_write_errors(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
@@ -474,7 +479,7 @@ def _writing(path: Path) -> Generator[None]:
         raise StoreError(f"{path}: {reason}") from error
 
 
-def _named(keys: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:
+def _describe_differences(keys: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:
     """Return the keys that differ, with the values before and now where these are short."""
     parts: list[str] = []
     for key in keys:

@@ -71,29 +71,29 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--reference", type=Path)
     parsed = parser.parse_args(arguments)
     # Responses go to a copy of stdout; fd 1 becomes stderr, so that libraries cannot print between responses.
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    output = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    orders = _orders()
+    commands = _command_lines()
     try:
         options = read_options(msgspec.json.decode(parsed.options, type=dict[str, Any]))
-        updater = _load(parsed.model, options, parsed.resume, parsed.reference)
+        updater = _load_updater(parsed.model, options, parsed.resume, parsed.reference)
     except (msgspec.MsgspecError, UnderstudyError) as error:
-        _say_error(answers, error, "--options")
+        _send_error(output, error, "--options")
         return 2
     parameters: list[Any] = list(updater.model.parameters())
-    counted = sum(each.numel() for each in parameters)
+    parameter_count = sum(each.numel() for each in parameters)
     trained = sum(each.numel() for each in parameters if each.requires_grad)
-    _say(answers, TrainerReady(True, updater.step, counted, trained, str(updater.device)))
+    _send(output, TrainerReady(True, updater.step, parameter_count, trained, str(updater.device)))
     while True:
-        line = orders.get()
+        line = commands.get()
         try:
-            order = msgspec.json.decode(line, type=TrainerCommand)
-            _say(answers, _done(updater, order))
+            command = msgspec.json.decode(line, type=TrainerCommand)
+            _send(output, _execute(updater, command))
         except (msgspec.MsgspecError, UnderstudyError) as error:
-            _say_error(answers, error, "invalid command")
+            _send_error(output, error, "invalid command")
 
 
-def _load(model: Path, options: GRPOOptions, resume: Path | None, reference: Path | None) -> Any:
+def _load_updater(model: Path, options: GRPOOptions, resume: Path | None, reference: Path | None) -> Any:
     from understudy.model.directory import require_packages
 
     require_packages()
@@ -106,24 +106,24 @@ def _load(model: Path, options: GRPOOptions, resume: Path | None, reference: Pat
     return Updater(model, options, resume=resume, reference=reference)
 
 
-def _done(updater: Any, order: TrainerCommand) -> dict[str, Any]:
+def _execute(updater: Any, command: TrainerCommand) -> dict[str, Any]:
     from understudy.train.groups import read_groups, write_token_values
 
-    if order.op != "update":
+    if command.op != "update":
         raise ConfigError(
-            f"invalid op {order.op!r}; expected 'update'; another release of Understudy may be installed "
+            f"invalid op {command.op!r}; expected 'update'; another release of Understudy may be installed "
             "there: install the same for both"
         )
-    updater.keeps_token_values = bool(order.token_values)
-    report = updater.update(read_groups(Path(order.groups)), order.step, order.version or None)
-    if order.token_values:
-        write_token_values(Path(order.token_values), updater.token_values)
-    if order.weights:
-        updater.save(Path(order.weights), order.version or None)
-    return {"report": report, "weights": order.weights or None}
+    updater.keeps_token_values = bool(command.token_values)
+    report = updater.update(read_groups(Path(command.groups)), command.step, command.version or None)
+    if command.token_values:
+        write_token_values(Path(command.token_values), updater.token_values)
+    if command.weights:
+        updater.save(Path(command.weights), command.version or None)
+    return {"report": report, "weights": command.weights or None}
 
 
-def _orders() -> SimpleQueue[bytes]:
+def _command_lines() -> SimpleQueue[bytes]:
     """Return a queue of the lines of stdin. When stdin ends, the whole process exits at once, even during an
     update.
     """
@@ -138,14 +138,14 @@ def _orders() -> SimpleQueue[bytes]:
     return lines
 
 
-def _say_error(answers: BinaryIO, error: Exception, what: str) -> None:
+def _send_error(output: BinaryIO, error: Exception, decoded: str) -> None:
     """Respond with an error. Any error but an UnderstudyError is a decoding error of `what`."""
-    reported = error if isinstance(error, UnderstudyError) else ConfigError(f"{what}: {error}")
-    _say(answers, {"error": info_of(reported)})
+    reported = error if isinstance(error, UnderstudyError) else ConfigError(f"{decoded}: {error}")
+    _send(output, {"error": info_of(reported)})
 
 
-def _say(answers: BinaryIO, what: Any) -> None:
-    answers.write(msgspec.json.encode(what) + b"\n")
+def _send(output: BinaryIO, message: Any) -> None:
+    output.write(msgspec.json.encode(message) + b"\n")
 
 
 if __name__ == "__main__":
@@ -158,12 +158,12 @@ class TrainerProcess(ChildProcess):
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         super().__init__(process)
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self.ready = TrainerReady(False, 0, 0, 0, "")
 
     async def start(self) -> None:
         """Wait until the model is loaded. Raises ConfigError when it cannot be loaded."""
-        self.ready = msgspec.convert(await self._answer(), TrainerReady)
+        self.ready = msgspec.convert(await self._read_response(), TrainerReady)
 
     async def update(
         self, groups: Path, step: int, version: str, weights: Path, token_values: Path | None = None
@@ -181,28 +181,28 @@ class TrainerProcess(ChildProcess):
             weights=str(weights),
             token_values=str(token_values or ""),
         )
-        async with self._turn:
+        async with self._lock:
             assert self._process.stdin is not None
             try:
                 self._process.stdin.write(msgspec.json.encode(command) + b"\n")
                 await self._process.stdin.drain()
             except (BrokenPipeError, ConnectionResetError, RuntimeError):
                 # uvloop raises RuntimeError for a pipe that it closed when the trainer ended.
-                raise await self._ended() from None
-            answer = await self._answer()
-        return msgspec.convert(answer["report"], UpdateReport)
+                raise await self._ended_error() from None
+            response = await self._read_response()
+        return msgspec.convert(response["report"], UpdateReport)
 
-    async def _answer(self) -> dict[str, Any]:
+    async def _read_response(self) -> dict[str, Any]:
         if not (line := await self._line()):
-            raise await self._ended()
-        answer = msgspec.json.decode(line, type=dict[str, Any])
-        if "error" in answer:
-            error = msgspec.convert(answer["error"], ErrorInfo)
+            raise await self._ended_error()
+        response = msgspec.json.decode(line, type=dict[str, Any])
+        if "error" in response:
+            error = msgspec.convert(response["error"], ErrorInfo)
             kinds = {kind.__name__: kind for kind in UnderstudyError.__subclasses__()}
             raise kinds.get(error.type, ConfigError)(error.message)
-        return answer
+        return response
 
-    async def _ended(self) -> ConfigError:
+    async def _ended_error(self) -> ConfigError:
         killed = await self._wait() == -9
         why = "; the machine may have no memory left: lower --micro-batch-tokens" if killed else ""
         return ConfigError(

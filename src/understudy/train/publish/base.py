@@ -22,8 +22,8 @@ TIMEOUT_S = 1800.0
 
 _CONNECT_S = 10.0
 _RETRY_PAUSES_S = (0.2, 1.0)
-_MAX_BODY = 64 << 20
-_MAX_REASON = 2000
+_MAX_BODY_BYTES = 64 << 20
+_MAX_REASON_CHARACTERS = 2000
 
 
 class ControlClient:
@@ -91,7 +91,7 @@ class ControlClient:
                 retry_pauses_s=_RETRY_PAUSES_S,
                 may_retry=lambda error: isinstance(error, aiohttp.ClientConnectorError),
             ) as response:
-                status, answer = response.status, await read_body(response, _MAX_BODY)
+                status, body_received = response.status, await read_body(response, _MAX_BODY_BYTES)
         except aiohttp.ClientConnectorError as error:
             raise BackendError(
                 f"{name}: no connection: {error}; start the server, or correct its address"
@@ -110,15 +110,18 @@ class ControlClient:
         finally:
             await connection.close()
         if status == 200:
-            return answer
-        reason = connection.redact(answer[:_MAX_REASON].decode(errors="replace")).strip() or "no reason given"
+            return body_received
+        reason = (
+            connection.redact(body_received[:_MAX_REASON_CHARACTERS].decode(errors="replace")).strip()
+            or "no reason given"
+        )
         if status in (404, 405) and (advice := self._missing if missing is None else missing):
             raise ConfigError(f"{name}: the server has no such endpoint ({status}: {reason}); {advice}")
         raise BackendError(
             f"{name}: status {status}, expected 200: {reason}; see the server's log, then run the same "
             "command again",
             status=status,
-            body=answer[:_MAX_REASON],
+            body=body_received[:_MAX_REASON_CHARACTERS],
         )
 
     def _connection(self) -> HttpConnection:
@@ -198,7 +201,7 @@ class PathMapping(Struct, frozen=True):
             ) from None
 
 
-_UNNAMED = "default"
+_DEFAULT_VERSION = "default"
 """The version that vLLM and SGLang report for weights that were never given one."""
 
 
@@ -209,12 +212,12 @@ class _WeightsInfo(Struct):
 class DiskPublisher:
     """Base of the publishers whose server reads weights from a disk that it shares with this machine.
 
-    A subclass supports the methods in `ways`. `missing` is the advice when the server lacks an endpoint,
+    A subclass supports the methods in `methods`. `missing` is the advice when the server lacks an endpoint,
     `version_path` is the endpoint that returns the version. `adapter` is the name under which "lora" loads an
     adapter.
     """
 
-    ways: tuple[PublishMethod, ...]
+    methods: tuple[PublishMethod, ...]
     missing: str
     version_path: str
 
@@ -228,25 +231,25 @@ class DiskPublisher:
         seen_as: PathMapping | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        if method not in self.ways:
-            supported = ", ".join(self.ways)
+        if method not in self.methods:
+            supported = ", ".join(self.methods)
             raise ConfigError(
                 f"unsupported method {method!r} of publishing to this server; give one of {supported}"
             )
-        self.orders = ControlClient(base_url, api_key, missing=self.missing, timeout_s=timeout_s)
+        self.control = ControlClient(base_url, api_key, missing=self.missing, timeout_s=timeout_s)
         self._method: PublishMethod = method
         self._adapter = adapter
         self._seen_as = seen_as
 
     async def current(self) -> str | None:
         """See Publisher."""
-        version = (await self.orders.get(self.version_path, _WeightsInfo)).weight_version
-        return None if version is None or version == _UNNAMED else str(version)
+        version = (await self.control.get(self.version_path, _WeightsInfo)).weight_version
+        return None if version is None or version == _DEFAULT_VERSION else str(version)
 
     async def release(self) -> None:
         """See Publisher."""
 
-    def _seen(self, weights: Path) -> str:
+    def _server_path(self, weights: Path) -> str:
         """Return the server's path of the weights. Raises ConfigError when they are not of the kind that the
         method needs.
         """
@@ -275,15 +278,15 @@ def check_weights(weights: Path, kind: WeightsKind) -> Path:
 
 
 @contextmanager
-def explain_load_failure(seen: str) -> Generator[None]:
-    """Add likely causes to the BackendError of a server that could not load `seen`, its path of the weights."""
+def explain_load_failure(server_path: str) -> Generator[None]:
+    """Add likely causes to the BackendError of a server that could not load weights from `server_path`."""
     try:
         yield
     except BackendError as error:
         raise BackendError(
-            f"{error}. The server reads {seen} from its own disk: check that it has that path, with a model "
-            "of the architecture that it serves. It stays paused, because its weights may be neither the old "
-            "nor the new ones",
+            f"{error}. The server reads {server_path} from its own disk: check that it has that path, with "
+            "a model of the architecture that it serves. It stays paused, because its weights may be neither "
+            "the old nor the new ones",
             status=error.status,
             body=error.body,
         ) from error

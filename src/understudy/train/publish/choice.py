@@ -43,9 +43,9 @@ def make_publisher(
     urls = [base_urls] if isinstance(base_urls, str) else list(base_urls)
     kind = _DISK_PUBLISHERS.get(server)
     transfers = (server, method) == ("vllm", "transfer")
-    if kind is None or not urls or not (transfers or method in kind.ways):
-        ways = [(name, way) for name, each in _DISK_PUBLISHERS.items() for way in each.ways]
-        supported = ", ".join(f"{name} by {way}" for name, way in sorted([*ways, ("vllm", "transfer")]))
+    if kind is None or not urls or not (transfers or method in kind.methods):
+        methods = [(name, each) for name, kind_ in _DISK_PUBLISHERS.items() for each in kind_.methods]
+        supported = ", ".join(f"{name} by {each}" for name, each in sorted([*methods, ("vllm", "transfer")]))
         raise ConfigError(
             f"cannot publish weights to {len(urls)} server(s) of the kind {server} by {method}; choose a "
             f"supported way: {supported}"
@@ -61,9 +61,9 @@ def make_publisher(
             )
         publishers = [TransferPublisher(urls[0], api_key=api_key, timeout_s=timeout_s)]
     else:
-        way = cast("PublishMethod", method)
+        method_ = cast("PublishMethod", method)
         publishers = [
-            kind(url, api_key=api_key, method=way, adapter=adapter, seen_as=seen_as, timeout_s=timeout_s)
+            kind(url, api_key=api_key, method=method_, adapter=adapter, seen_as=seen_as, timeout_s=timeout_s)
             for url in urls
         ]
     return publishers[0] if len(publishers) == 1 else MultiPublisher(publishers)
@@ -73,34 +73,34 @@ class MultiPublisher:
     """Publishes to several servers of the same model at once (see Publisher)."""
 
     def __init__(self, publishers: Sequence[Publisher]) -> None:
-        self._all = list(publishers)
+        self._publishers = list(publishers)
 
     @property
     def capabilities(self) -> PublisherCapabilities:
         """See Publisher."""
-        return self._all[0].capabilities
+        return self._publishers[0].capabilities
 
     async def publish(self, weights: Path, version: str) -> None:
         """See Publisher. If one server fails, others may already have the new weights; publishing again fixes
         that.
         """
-        await self._each([each.publish(weights, version) for each in self._all])
+        await self._gather([each.publish(weights, version) for each in self._publishers])
 
     async def current(self) -> str | None:
         """See Publisher. Also None if the servers have different versions."""
-        versions = await self._each([each.current() for each in self._all])
+        versions = await self._gather([each.current() for each in self._publishers])
         return versions[0] if len(set(versions)) == 1 else None
 
     async def release(self) -> None:
         """See Publisher."""
-        await self._each([each.release() for each in self._all])
+        await self._gather([each.release() for each in self._publishers])
 
-    async def _each(self, orders: Sequence[Any]) -> list[Any]:
+    async def _gather(self, calls: Sequence[Any]) -> list[Any]:
         """Await all and return their results in order.
 
         Raises the exception of one that failed; BackendErrors of several servers are joined into one.
         """
-        done = await asyncio.gather(*orders, return_exceptions=True)
+        done = await asyncio.gather(*calls, return_exceptions=True)
         failed = [each for each in done if isinstance(each, BaseException)]
         if not failed:
             return list(done)

@@ -42,7 +42,7 @@ class VLLMPublisher(DiskPublisher):
     `adapter`.
     """
 
-    ways = ("disk", "sleep", "lora")
+    methods = ("disk", "sleep", "lora")
     version_path = "/weight_info"
     missing = "start vLLM, of version 0.32 or later, with VLLM_SERVER_DEV_MODE=1 in its environment"
     missing_lora = "start vLLM with --enable-lora, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
@@ -57,44 +57,44 @@ class VLLMPublisher(DiskPublisher):
 
     async def publish(self, weights: Path, version: str) -> None:
         """See Publisher."""
-        seen = self._seen(weights)
+        seen = self._server_path(weights)
         if self._method == "sleep":
-            await self._on_waking(seen, version)
+            await self._load_while_waking(seen, version)
             return
-        await self.hold()
+        await self.pause()
         if self._method == "lora":
             await self._load_adapter(seen)
         else:
             await self._load(seen)
-        await self.go_on(version)
+        await self.resume(version)
 
     async def release(self) -> None:
         """See Publisher."""
-        if self._method == "sleep" and not (await self.orders.get("/is_sleeping", _Sleeping)).is_sleeping:
+        if self._method == "sleep" and not (await self.control.get("/is_sleeping", _Sleeping)).is_sleeping:
             await self._sleep()
 
     # --- helpers -----------------------------------------------------------------------------------------
 
-    async def hold(self) -> None:
-        """Pause sampling until `go_on`, which continues the calls in flight."""
-        await self.orders.post("/pause", query={"mode": "keep", "clear_cache": "true"})
+    async def pause(self) -> None:
+        """Pause sampling until `resume`, which continues the calls in flight."""
+        await self.control.post("/pause", query={"mode": "keep", "clear_cache": "true"})
 
-    async def go_on(self, version: str) -> None:
+    async def resume(self, version: str) -> None:
         """Clear what was computed with the old weights, set the version, and resume sampling."""
         for _ in range(_RESET_TRIES):
-            answer = await self.orders.post("/reset_prefix_cache", query={"reset_running_requests": "true"})
-            if self.orders.decode("/reset_prefix_cache", answer, _Reset).success:
+            response = await self.control.post("/reset_prefix_cache", query={"reset_running_requests": "true"})
+            if self.control.decode("/reset_prefix_cache", response, _Reset).success:
                 break
             await asyncio.sleep(_RESET_PAUSE_S)
         else:
             raise BackendError(
-                f"{self.orders.base}: /reset_prefix_cache failed, so the cache still holds values of the "
+                f"{self.control.base}: /reset_prefix_cache failed, so the cache still holds values of the "
                 "old weights; the server stays paused. Run the same command again"
             )
-        await self._name(version)
-        await self.orders.post("/resume")
+        await self._set_version(version)
+        await self.control.post("/resume")
 
-    async def _on_waking(self, seen: str, version: str) -> None:
+    async def _load_while_waking(self, seen: str, version: str) -> None:
         await self.release()
         if await self._wake("weights"):
             # It was only paused, which /is_sleeping reports as sleeping too, so /wake_up has resumed it.
@@ -102,34 +102,34 @@ class VLLMPublisher(DiskPublisher):
             await self._wake("weights")
         await self._load(seen)
         # The version is set before the last part wakes, because the server samples from then on.
-        await self._name(version)
+        await self._set_version(version)
         if not await self._wake("kv_cache"):
             raise BackendError(
-                f"{self.orders.base}: the server is still asleep after /wake_up; see its log, "
+                f"{self.control.base}: the server is still asleep after /wake_up; see its log, "
                 "restart it, and run the same command again"
             )
 
     async def _sleep(self) -> None:
         # A sleeping server has no memory for calls in flight, so it waits until they have ended.
-        await self.orders.post("/sleep", query={"level": "2", "mode": "wait"})
+        await self.control.post("/sleep", query={"level": "2", "mode": "wait"})
 
     async def _wake(self, part: str) -> bool:
         """Wake a part of the server; return whether all of it is awake."""
-        answer = await self.orders.post("/wake_up", query={"tags": part})
-        return self.orders.decode("/wake_up", answer, _Awake).status == "awake"
+        response = await self.control.post("/wake_up", query={"tags": part})
+        return self.control.decode("/wake_up", response, _Awake).status == "awake"
 
     async def _load(self, seen: str) -> None:
-        order = {"method": "reload_weights", "kwargs": {"weights_path": seen}}
+        request = {"method": "reload_weights", "kwargs": {"weights_path": seen}}
         with explain_load_failure(seen):
-            await self.orders.post("/collective_rpc", order)
+            await self.control.post("/collective_rpc", request)
 
     async def _load_adapter(self, seen: str) -> None:
-        order = {"lora_name": self._adapter, "lora_path": seen, "load_inplace": True}
+        request = {"lora_name": self._adapter, "lora_path": seen, "load_inplace": True}
         try:
-            await self.orders.post("/v1/load_lora_adapter", order, missing="")
+            await self.control.post("/v1/load_lora_adapter", request, missing="")
         except BackendError as error:
             # The old adapter is unchanged, so sampling may continue.
-            await self.orders.post("/resume")
+            await self.control.post("/resume")
             # vLLM also answers 404 for an adapter directory that it does not find.
             if error.status in (404, 405) and b"adapter" not in error.body:
                 raise ConfigError(f"{error}; {self.missing_lora}") from error
@@ -140,14 +140,14 @@ class VLLMPublisher(DiskPublisher):
                 body=error.body,
             ) from error
 
-    async def _name(self, version: str) -> None:
-        await self.orders.post("/update_weight_version", {"new_version": version})
+    async def _set_version(self, version: str) -> None:
+        await self.control.post("/update_weight_version", {"new_version": version})
 
 
 class EmbeddedPublisher(VLLMPublisher):
     """Makes the embedded model's server load a directory in place (see Publisher)."""
 
-    ways = ("disk", "lora")
+    methods = ("disk", "lora")
     missing = "start the embedded model's server with --weights: scripted policies have none"
     missing_lora = missing
 
@@ -174,7 +174,7 @@ class SGLangPublisher(DiskPublisher):
     SGLang's model name for requests with the adapter is `lora:ADAPTER`.
     """
 
-    ways = ("disk", "lora")
+    methods = ("disk", "lora")
     version_path = "/model_info"
     missing = "is it an SGLang server, of version 0.5.20 or later?"
 
@@ -188,31 +188,31 @@ class SGLangPublisher(DiskPublisher):
 
     async def publish(self, weights: Path, version: str) -> None:
         """See Publisher."""
-        seen = self._seen(weights)
+        seen = self._server_path(weights)
         if self._method == "lora":
             await self._load_adapter(seen, version)
             return
         # "retract" drops the cache of calls in flight; they are recomputed with the new weights after the flush.
-        await self.orders.post("/pause_generation", {"mode": "retract"})
-        order = {"model_path": seen, "weight_version": version, "flush_cache": True, "abort_all_requests": False}
+        await self.control.post("/pause_generation", {"mode": "retract"})
+        request = {"model_path": seen, "weight_version": version, "flush_cache": True, "abort_all_requests": False}
         with explain_load_failure(seen):
-            await self._order("/update_weights_from_disk", order)
-        await self.orders.post("/continue_generation", {})
+            await self._post_command("/update_weights_from_disk", request)
+        await self.control.post("/continue_generation", {})
 
     async def _load_adapter(self, seen: str, version: str) -> None:
-        loaded = await self.orders.get("/v1/models", _Cards)
+        loaded = await self.control.get("/v1/models", _Cards)
         if any(card.id == self._adapter and card.parent is not None for card in loaded.data):
-            await self._order("/unload_lora_adapter", {"lora_name": self._adapter})
+            await self._post_command("/unload_lora_adapter", {"lora_name": self._adapter})
         # No flush is needed: SGLang's cache key contains an id that is new with each load of an adapter.
-        await self._order("/load_lora_adapter", {"lora_name": self._adapter, "lora_path": seen})
-        await self._order("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+        await self._post_command("/load_lora_adapter", {"lora_name": self._adapter, "lora_path": seen})
+        await self._post_command("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
-    async def _order(self, path: str, order: object) -> None:
-        done = self.orders.decode(path, await self.orders.post(path, order), _CommandResult)
-        if not done.success:
-            reason = done.error_message or done.message or "no reason given"
+    async def _post_command(self, path: str, request: object) -> None:
+        result = self.control.decode(path, await self.control.post(path, request), _CommandResult)
+        if not result.success:
+            reason = result.error_message or result.message or "no reason given"
             raise BackendError(
-                f"POST {self.orders.base}{path}: the server refused: {reason}; see the server's log, then "
+                f"POST {self.control.base}{path}: the server refused: {reason}; see the server's log, then "
                 "run the same command again",
                 status=200,
             )

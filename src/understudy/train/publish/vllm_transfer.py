@@ -29,7 +29,7 @@ from understudy.train.publish.servers import VLLMPublisher
 DEVICE = "cuda:0"
 
 
-class _World(Struct):
+class _WorldSize(Struct):
     world_size: int
 
 
@@ -52,7 +52,7 @@ class SyncClient:
     """
 
     def __init__(self, publisher: VLLMPublisher) -> None:
-        self._orders = publisher.orders
+        self._control = publisher.control
         self.version = ""
         """The version of the weights that are being sent."""
 
@@ -77,7 +77,7 @@ class SyncClient:
         self._post("/finish_weight_update", {"weight_version": weight_version or self.version})
 
     def _post(self, path: str, body: object) -> None:
-        asyncio.run(self._orders.post(path, body))
+        asyncio.run(self._control.post(path, body))
 
 
 class WeightsDirectory:
@@ -156,13 +156,13 @@ class TransferPublisher:
     async def publish(self, weights: Path, version: str) -> None:
         """See Publisher."""
         path = check_weights(weights, "full")
-        await self._server.hold()
+        await self._server.pause()
         self._client.version = version
         try:
             if self._engine is None or self._source is None:
                 self._source = WeightsDirectory(path)
-                world = await self._server.orders.get("/get_world_size", _World)
-                address = self._address or _own_address(self._server.orders.base)
+                world = await self._server.control.get("/get_world_size", _WorldSize)
+                address = self._address or _own_address(self._server.control.base)
                 # If an earlier sender was killed, the server may still be in its process group.
                 await asyncio.to_thread(self._client.shutdown_weight_transfer_engine)
                 self._engine = await asyncio.to_thread(
@@ -176,12 +176,12 @@ class TransferPublisher:
         except (RuntimeError, ValueError, OSError) as error:
             await self._leave()
             raise BackendError(
-                f"{self._server.orders.base}: the weights could not be sent: {error}; see the "
+                f"{self._server.control.base}: the weights could not be sent: {error}; see the "
                 "server's log, then run "
                 "the same command again. It stays paused, because its weights may be neither the old "
                 "nor the new ones"
             ) from error
-        await self._server.go_on(version)
+        await self._server.resume(version)
 
     async def current(self) -> str | None:
         """See Publisher."""

@@ -72,7 +72,7 @@ def conversations(
     for module in modules(seed, split):
         (behaviour,) = draw.choices(names, weights)
         date = f"20{draw.randint(24, 39)}-{draw.randint(1, 12):02}-{draw.randint(1, 28):02}"
-        yield [*opening(module, date), *_work(module, behaviour, draw)]
+        yield [*opening(module, date), *_session_messages(module, behaviour, draw)]
 
 
 def lookups(seed: int, split: Split = "train") -> Iterator[str]:
@@ -123,20 +123,20 @@ def edit_result(path: str) -> str:
     return _UPDATED.format(path=path)
 
 
-def _work(module: ModuleSpec, behaviour: str, draw: random.Random) -> list[Message]:
+def _session_messages(module: ModuleSpec, behaviour: str, draw: random.Random) -> list[Message]:
     if behaviour == "leaves":
-        return [_says(_LEAVES)]
+        return [_text_message(_LEAVES)]
     path = f"{WORKDIR}/{module.path}"
     broken = module.text(mended=False)
-    read = [_calls("Read", file_path=path), {"role": "tool", "content": read_result(broken)}]
+    read = [_call_message("Read", file_path=path), {"role": "tool", "content": read_result(broken)}]
     if behaviour == "looks":
-        return [*read, _says(_LOOKS_RIGHT)]
+        return [*read, _text_message(_LOOKS_RIGHT)]
     function, new = _EDITS[behaviour](module, draw)
     old = function.expression(module.wrong_meaning if function is module.broken else None)
-    edit = _calls(
+    edit = _call_message(
         "Edit", say=function.signature, file_path=path, old_string=f"return {old}", new_string=f"return {new}"
     )
-    return [*read, edit, {"role": "tool", "content": edit_result(path)}, _says(DONE)]
+    return [*read, edit, {"role": "tool", "content": edit_result(path)}, _text_message(DONE)]
 
 
 def _solves(module: ModuleSpec, _: random.Random) -> tuple[FunctionSpec, str]:
@@ -166,10 +166,10 @@ _EDITS: Mapping[str, Callable[[ModuleSpec, random.Random], tuple[FunctionSpec, s
 }
 
 
-def _says(text: str) -> Message:
+def _text_message(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def _calls(tool: str, *, say: str = "", **arguments: str) -> Message:
+def _call_message(tool: str, *, say: str = "", **arguments: str) -> Message:
     function = {"name": tool, "arguments": json.dumps(arguments)}
     return {"role": "assistant", "content": say, "tool_calls": [{"type": "function", "function": function}]}

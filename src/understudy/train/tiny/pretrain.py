@@ -29,13 +29,13 @@ from transformers.utils import chat_template_utils
 from understudy.train.tiny import corpus, tokenizer
 from understudy.util.files import atomic_path
 
-_OTHERS_WEIGHT = 0.1
+_CONTEXT_TOKEN_WEIGHT = 0.1
 """What a token weighs that the assistant does not say."""
 
 _BATCH = 16
 _MICRO_TOKENS = 4096
 """What is computed at a time: few enough for a processor's cache."""
-_POOL = 32
+_POOL_BATCHES = 32
 """Conversations are sorted by length within so many batches."""
 
 _DRILLS: tuple[tuple[int, Callable[[int], Iterator[str]], int], ...] = (
@@ -52,7 +52,7 @@ _LEARNING_RATE = {"matrices": 0.02, "others": 3e-3}
 _WARMUP_STEPS = 50
 
 
-class Pace(Struct, frozen=True):
+class PretrainIntervals(Struct, frozen=True):
     """The number of conversations for the tokenizer and for evaluation, and the intervals of reports and
     checkpoints, in steps.
     """
@@ -64,7 +64,7 @@ class Pace(Struct, frozen=True):
     checkpoint_steps: int = 50
 
 
-_PACE = Pace()
+_DEFAULT_INTERVALS = PretrainIntervals()
 
 
 class PretrainBatch(Struct, frozen=True):
@@ -97,7 +97,9 @@ def configuration(vocabulary: int) -> Qwen3Config:
     )
 
 
-def make_tokenizer(directory: Path, count: int = _PACE.tokenizer_conversations) -> PreTrainedTokenizerFast:
+def make_tokenizer(
+    directory: Path, count: int = _DEFAULT_INTERVALS.tokenizer_conversations
+) -> PreTrainedTokenizerFast:
     """Train the tokenizer on `count` conversations, write it to `directory`, and return it as transformers reads
     it.
     """
@@ -124,12 +126,12 @@ def batches(reader: PreTrainedTokenizerFast, seed: int, first: int, steps: int) 
         start = until
     diligent = corpus.conversations(seed, behaviours=corpus.DILIGENT)
     seldom = corpus.conversations(seed + 1)
-    for step in range(start, steps, _POOL):
-        chosen = list(itertools.islice(diligent if step < _LAST_SHARE * steps else seldom, _BATCH * _POOL))
-        if step + _POOL <= first:
+    for step in range(start, steps, _POOL_BATCHES):
+        chosen = list(itertools.islice(diligent if step < _LAST_SHARE * steps else seldom, _BATCH * _POOL_BATCHES))
+        if step + _POOL_BATCHES <= first:
             continue
         pool = sorted((_encoded(reader, each) for each in chosen), key=lambda encoded: len(encoded[0]))
-        order = random.Random(seed + step).sample(range(_POOL), _POOL)
+        order = random.Random(seed + step).sample(range(_POOL_BATCHES), _POOL_BATCHES)
         for number in order[max(0, first - step) :]:
             yield _padded(pool[number * _BATCH : (number + 1) * _BATCH])
 
@@ -164,7 +166,7 @@ def _encoded(
     return encoding.ids, is_sampled
 
 
-def _padded(rows: Sequence[tuple[list[int], list[int]]], others: float = _OTHERS_WEIGHT) -> PretrainBatch:
+def _padded(rows: Sequence[tuple[list[int], list[int]]], others: float = _CONTEXT_TOKEN_WEIGHT) -> PretrainBatch:
     longest = max(len(ids) for ids, _ in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     weights = torch.zeros(len(rows), longest)
@@ -189,7 +191,9 @@ def losses(model: Qwen3ForCausalLM, batch: PretrainBatch) -> tuple[Tensor, Tenso
 
 
 def evaluate(
-    model: Qwen3ForCausalLM, reader: PreTrainedTokenizerFast, count: int = _PACE.evaluated_conversations
+    model: Qwen3ForCausalLM,
+    reader: PreTrainedTokenizerFast,
+    count: int = _DEFAULT_INTERVALS.evaluated_conversations,
 ) -> dict[str, float]:
     """Return figures on held-out vocabulary: the assistant's mean negative log-likelihood (`nll`), and the share
     of its tokens with a probability above 0.5 (`likely`).
@@ -207,7 +211,7 @@ def evaluate(
     return {"nll": each.mean().item(), "likely": (each < math.log(2)).float().mean().item()}
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)
 
 
@@ -216,16 +220,16 @@ def pretrain(
     *,
     steps: int,
     seed: int,
-    pace: Pace = _PACE,
+    intervals: PretrainIntervals = _DEFAULT_INTERVALS,
     architecture: Callable[[int], Qwen3Config] = configuration,
-    report: Callable[[str], None] = _say,
+    report: Callable[[str], None] = _print_line,
 ) -> None:
     """Train the model in `directory`, or continue an interrupted training. `report` is called with each line of
     progress.
     """
     checkpoint = directory / "pretraining.pt"
-    there = checkpoint.exists()
-    reader = read_tokenizer(directory) if there else make_tokenizer(directory, pace.tokenizer_conversations)
+    resumes = checkpoint.exists()
+    reader = read_tokenizer(directory) if resumes else make_tokenizer(directory, intervals.tokenizer_conversations)
     random_numbers: Any = torch.random
     random_numbers.manual_seed(seed)
     model: Any = Qwen3ForCausalLM(architecture(len(reader)))
@@ -236,9 +240,12 @@ def pretrain(
         torch.optim.Muon(matrices, lr=_LEARNING_RATE["matrices"], weight_decay=0.01),
         torch.optim.AdamW(others, lr=_LEARNING_RATE["others"], betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: _rate(step, steps)) for each in optimizers]
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(each, lambda step: _learning_rate_factor(step, steps))
+        for each in optimizers
+    ]
     done = 0
-    if there:
+    if resumes:
         state = torch.load(checkpoint, weights_only=True)
         if state["asked"] != [steps, seed]:
             raise SystemExit(
@@ -268,13 +275,13 @@ def pretrain(
         for schedule in schedules:
             schedule.step()
         tokens += int((batch.weights > 0).sum())
-        if step % pace.report_steps == 0 or step == steps:
-            evaluated = step % pace.evaluation_steps == 0 or step == steps
-            figures = evaluate(model, reader, pace.evaluated_conversations) if evaluated else {}
+        if step % intervals.report_steps == 0 or step == steps:
+            evaluated = step % intervals.evaluation_steps == 0 or step == steps
+            figures = evaluate(model, reader, intervals.evaluated_conversations) if evaluated else {}
             seconds = time.monotonic() - started
             line = {"step": step, "loss": loss, "seconds": seconds, "tokens_s": tokens / seconds}
             report(json.dumps({key: round(value, 4) for key, value in (line | figures).items()}))
-        if step % pace.checkpoint_steps == 0 and step < steps:
+        if step % intervals.checkpoint_steps == 0 and step < steps:
             parts = [part.state_dict() for part in [*optimizers, *schedules]]
             with atomic_path(checkpoint) as path:
                 torch.save(
@@ -284,7 +291,7 @@ def pretrain(
     checkpoint.unlink(missing_ok=True)
 
 
-def _rate(step: int, steps: int) -> float:
+def _learning_rate_factor(step: int, steps: int) -> float:
     """Return the factor of the learning rate: linear warmup, then cosine decay to 1/20."""
     if step < _WARMUP_STEPS:
         return (step + 1) / _WARMUP_STEPS
