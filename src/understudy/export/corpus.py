@@ -242,16 +242,16 @@ class Corpus:
         """Return the corpus of another selection from the same store."""
         return Corpus(self.store, selection, self.redactor, unredacted=self.unredacted, template=self.template)
 
-    def refuse_shaping(self, rows: str) -> None:
+    def refuse_length_options(self, rows: str) -> None:
         """Raise ConfigError if measuring, cutting or weighting was requested for `rows`, which do not support
         it.
         """
-        chosen = self.selection
+        selection = self.selection
         flags = {
-            "max-tokens": chosen.cut_tokens,
-            "max-chars": chosen.cut_chars,
-            "tokenizer": chosen.tokenizer,
-            "weight": chosen.weights or None,
+            "max-tokens": selection.cut_tokens,
+            "max-chars": selection.cut_chars,
+            "tokenizer": selection.tokenizer,
+            "weight": selection.weights or None,
         }
         for flag, value in flags.items():
             if value is not None:
@@ -346,28 +346,28 @@ class Corpus:
 
     def pairs(self) -> Iterator[Pair]:
         """Yield the preference pairs: from replays if sessions are selected, from attempts if rollouts are."""
-        tally, chosen = self._begin(), self.selection
+        tally, selection = self._begin(), self.selection
         counts = PairCounts(left_out=tally.left_out, notes=tally.notes)
-        checked = Checks(thinking=chosen.thinking or "only-when-both")
+        checked = Checks(thinking=selection.thinking or "only-when-both")
         of_replays = replay_pairs(
             self.store,
-            where=chosen.where,
+            where=selection.where,
             redactor=self.redactor,
-            include_lossy=chosen.include_lossy,
+            include_lossy=selection.include_lossy,
             checked=checked,
             tally=counts,
         )
         of_attempts = rollout_pairs(
             self.store,
-            chosen.run,
-            include_suspicious=chosen.include_suspicious,
-            protection=chosen.protection,
+            selection.run,
+            include_suspicious=selection.include_suspicious,
+            protection=selection.protection,
             redactor=self.redactor,
             checked=checked,
             tally=counts,
         )
         for origin, pairs in (("sessions", of_replays), ("rollouts", of_attempts)):
-            for pair in pairs if origin in chosen.origins else ():
+            for pair in pairs if origin in selection.origins else ():
                 if self._benchmark is not None and (
                     reason := self._benchmark.overlap(pair.group, _texts(to_builtins(pair)))
                 ):
@@ -402,8 +402,10 @@ class Corpus:
         """Return the calls of a rollout's deciding attempt, or of a client's session, as a tree."""
         if isinstance(item, GradedRollout):
             return build(self.store.calls.of_attempt(item.attempt.id))
-        chosen = self.selection
-        return build(self.store.calls.of_session(item.attempt.id, item.session_id, chosen.since, chosen.until))
+        selection = self.selection
+        return build(
+            self.store.calls.of_session(item.attempt.id, item.session_id, selection.since, selection.until)
+        )
 
     def task_origin(self, item: CallSource) -> TaskOrigin:
         """Return what a rollout's task determines about its rows. A client's session is a group of its own."""
@@ -463,7 +465,7 @@ class Corpus:
     def _traces(self, tally: CorpusCounts) -> Iterator[Trace]:
         if "sessions" not in self.selection.origins:
             return
-        duplicates = self._sessions_elsewhere()
+        duplicates = self._near_duplicate_index()
         for trace in trace_store.traces(self.store.sessions, where=self.selection.where):
             role = _TRACE_ROLES.get(trace.role, "auxiliary")
             if role not in self.selection.roles:
@@ -488,8 +490,8 @@ class Corpus:
                 else:
                     tally.left_out[reason] += len(trace.turns)
 
-    def _sessions_elsewhere(self) -> NearDuplicates:
-        """Yield the sessions of the stores `apart_from`. Raises StoreError if one is not a store."""
+    def _near_duplicate_index(self) -> NearDuplicates:
+        """Return an index of the sessions in the stores `apart_from`. Raises StoreError if one is not a store."""
         duplicates = NearDuplicates()
         for path in self.selection.apart_from:
             for trace in trace_store.traces(path):
@@ -499,7 +501,7 @@ class Corpus:
                 duplicates.add(group, sketch)
         return duplicates
 
-    def _benchmark_task(self, graded: GradedRollout) -> str | None:
+    def _benchmark_reason(self, graded: GradedRollout) -> str | None:
         """Return why a rollout's task is excluded, or None."""
         task = self.store.runs.task(graded.rollout.run_id, graded.rollout.task_id)
         benchmark = self._benchmark
@@ -531,16 +533,16 @@ class Corpus:
         return None
 
     def _client_sessions(self, tally: CorpusCounts) -> Iterator[ClientSession]:
-        chosen = self.selection
+        selection = self.selection
         attempts = {attempt.id.removeprefix(CLIENT): attempt for attempt in self.store.keys.clients()}
-        if unknown := [name for name in chosen.clients if name not in attempts]:
+        if unknown := [name for name in selection.clients if name not in attempts]:
             raise ConfigError(
                 f"the store has no key {unknown[0]!r}; give one of: "
                 f"{', '.join(map(repr, attempts)) or 'none, it has no keys'}"
             )
-        for name in dict.fromkeys(chosen.clients):
+        for name in dict.fromkeys(selection.clients):
             attempt = attempts[name]
-            for session_id in self.store.calls.sessions(attempt.id, chosen.since, chosen.until):
+            for session_id in self.store.calls.sessions(attempt.id, selection.since, selection.until):
                 session = ClientSession(client=name, attempt=attempt, session_id=session_id)
                 if self._benchmark is not None and (reason := self._benchmark_session(session, self._benchmark)):
                     tally.left_out[reason] += 1
@@ -580,7 +582,7 @@ class Corpus:
                 tally.left_out[TOO_LITTLE_PROTECTION] += 1
             elif self.selection.solved_only and not is_solved(graded.verdict.reward):
                 tally.left_out["not solved"] += 1
-            elif self._benchmark is not None and (reason := self._benchmark_task(graded)):
+            elif self._benchmark is not None and (reason := self._benchmark_reason(graded)):
                 tally.left_out[reason] += 1
             else:
                 yield graded

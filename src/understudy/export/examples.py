@@ -48,7 +48,7 @@ INVALID_CALLS = "tool calls whose arguments are no JSON object"
 can run.
 """
 
-_value = msgspec.json.Decoder().decode
+_decode_json = msgspec.json.Decoder().decode
 
 
 def find_answer(messages: Sequence[Message], answer: Message, start: int) -> int | None:
@@ -57,9 +57,9 @@ def find_answer(messages: Sequence[Message], answer: Message, start: int) -> int
     An agent may rewrite what it sends back (argument order, white space), so calls are compared by id, and text
     without white space.
     """
-    marks = _marks(answer)
+    marks = _comparison_key(answer)
     for index in range(start, len(messages)):
-        if messages[index]["role"] == "assistant" and _marks(messages[index]) == marks:
+        if messages[index]["role"] == "assistant" and _comparison_key(messages[index]) == marks:
             return index
     return None
 
@@ -68,13 +68,13 @@ def is_same_answer(message: Message, answer: Message) -> bool:
     """Return whether a message is `answer` as it was sent back with equal arguments, so that it can be used in its
     place.
     """
-    if _marks(message) != _marks(answer):
+    if _comparison_key(message) != _comparison_key(answer):
         return False
     calls = zip(message.get("tool_calls") or (), answer.get("tool_calls") or (), strict=True)
     return all(one == other or arguments_of(one) == arguments_of(other) for one, other in calls)
 
 
-def flaw(answer: Message) -> str | None:
+def answer_flaw(answer: Message) -> str | None:
     """Return why an answer should not be learned, or None if it can be."""
     calls = answer.get("tool_calls") or ()
     if not calls and not (answer.get("content") or "").strip():
@@ -96,13 +96,13 @@ def is_valid_call(call: dict[str, Any]) -> bool:
 def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:
     """Return the arguments of a tool call, or None if they are not a JSON object."""
     try:
-        value = _value(call["function"]["arguments"])
+        value = _decode_json(call["function"]["arguments"])
     except (msgspec.MsgspecError, KeyError, TypeError, RecursionError, UnicodeEncodeError):
         return None
     return cast(dict[str, Any], value) if isinstance(value, dict) else None
 
 
-def textual(message: Message) -> Message:
+def with_text_content(message: Message) -> Message:
     """Return the message with its content as text, in which `[image]` stands for an image."""
     content = message.get("content")
     return message if isinstance(content, str) else {**message, "content": text_content(content)}
@@ -131,7 +131,7 @@ def _call_row(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _marks(message: Message) -> tuple[tuple[str, ...], str]:
+def _comparison_key(message: Message) -> tuple[tuple[str, ...], str]:
     calls = tuple(str(call.get("id")) for call in message.get("tool_calls") or ())
     return calls, "".join((message.get("content") or "").split())
 
@@ -246,11 +246,11 @@ def attempt_examples(
 def _call_flaw(node: Node, answer: Message | None) -> str | None:
     if node.call.status != "ok" or answer is None:
         return "calls without an answer"
-    return "superseded calls" if node.superseded else flaw(answer)
+    return "superseded calls" if node.superseded else answer_flaw(answer)
 
 
 def _history(node: Node) -> list[Message]:
-    return [textual(message) for message in node.messages]
+    return [with_text_content(message) for message in node.messages]
 
 
 def _call_example(
@@ -294,7 +294,7 @@ def _call_example(
 # --- Sessions ----------------------------------------------------------------------------------
 
 
-_POSITION = "understudy_at"
+_PATH_POSITION_KEY = "understudy_at"
 """While messages are put in order, they carry their position on the path under this key."""
 
 
@@ -331,12 +331,12 @@ def group_of(trace: Trace) -> str:
 
 def _turns(trace: Trace, left_out: Counter[str]) -> Iterator[Example]:
     for state, turn in zip(expand(trace), trace.turns, strict=True):
-        answer = textual(message_of(state.student_action))
+        answer = with_text_content(message_of(state.student_action))
         offered = ToolList.of(state)
-        if reason := flaw(answer) or _not_offered(answer, offered):
+        if reason := answer_flaw(answer) or _not_offered(answer, offered):
             left_out[reason] += 1
             continue
-        messages = [*map(textual, state.messages), answer]
+        messages = [*map(with_text_content, state.messages), answer]
         yield _turn_example(trace, turn, messages, {len(messages) - 1: turn}, "turn", offered)
 
 
@@ -348,8 +348,8 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
     offered = OfferedTools(trace, rendered)
     for number, turn in enumerate(trace.turns):
         tools = offered.tools_of(turn)
-        answer = textual(message_of(offered.action_of(turn)))
-        if reason := flaw(answer) or _not_offered(answer, tools):
+        answer = with_text_content(message_of(offered.action_of(turn)))
+        if reason := answer_flaw(answer) or _not_offered(answer, tools):
             left_out[reason] += 1
             continue
         remaining[number], answers[number] = turn, answer
@@ -396,7 +396,7 @@ def _path_messages(
     positions: list[int] = []
     for position, node in enumerate(path):
         own = rendered_node(trace, node, rendered)
-        history += [{**message, _POSITION: position} for message in own]
+        history += [{**message, _PATH_POSITION_KEY: position} for message in own]
         answers = [message for message in own if message["role"] == "assistant"]
         if any(message.get("content") or message.get("tool_calls") for message in answers):
             positions.append(position)
@@ -404,10 +404,10 @@ def _path_messages(
     messages: list[Message] = [{"role": "system", "content": system}]
     indexes: dict[int, int] = {}
     for message in messages_shown(trace, history):
-        position = message.pop(_POSITION, -1)
+        position = message.pop(_PATH_POSITION_KEY, -1)
         if message["role"] == "assistant":
             indexes.setdefault(position, len(messages))
-        messages.append(textual(message))
+        messages.append(with_text_content(message))
     return messages, [(position, indexes.get(position)) for position in positions]
 
 

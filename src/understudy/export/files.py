@@ -37,7 +37,7 @@ from understudy.util.files import atomic_write
 CARD_NAME = "README.md"
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-_SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
+_SIZE_CATEGORIES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
 
 def render_card(
@@ -55,7 +55,7 @@ def render_card(
     """
     licences = set(exported.licences)
     licence = licences.pop().lower() if len(licences) == 1 else "unknown"
-    size = next((word for limit, word in _SIZES if exported.rows < limit), "n>1M")
+    size = next((word for limit, word in _SIZE_CATEGORIES if exported.rows < limit), "n>1M")
     header = [
         "---",
         f"license: {json.dumps(licence)}",
@@ -80,7 +80,7 @@ def render_card(
         "A licence is `unknown` where its source does not name one; nothing is said of it then, and it is not a "
         "permission.",
         "## How it was made",
-        _how_made(selection, name),
+        _selection_table(selection, name),
     ]
     if exported.left_out:
         parts.append(_table("left out", "how many", exported.left_out))
@@ -93,7 +93,7 @@ def render_card(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-_CUT = (
+_CUT_SENTENCE = (
     "Longer conversations were cut to {limit:,} {unit} at turns: the system prompt and the first user message "
     "stay, and of the turns before the last answer the newest that fit, whole, each call with its results. "
     "Answers that this cuts off stand in rows of their own; what is too long even with one turn before it is left "
@@ -103,7 +103,7 @@ _CUT = (
 
 def _lengths(figures: LengthFigures) -> str:
     summary = f"{figures.summary()[:1].upper()}{figures.summary()[1:]}."
-    rule = "" if figures.limit is None else " " + _CUT.format(limit=figures.limit, unit=figures.unit)
+    rule = "" if figures.limit is None else " " + _CUT_SENTENCE.format(limit=figures.limit, unit=figures.unit)
     return f"{_cell(summary)}{rule}\n\n" + _table(figures.unit, "rows", figures.histogram)
 
 
@@ -125,10 +125,10 @@ def _configs(data: Mapping[str, Sequence[str]]) -> list[str]:
     return ["configs:\n- config_name: default\n  data_files:", *splits] if splits else []
 
 
-def _how_made(selection: ExportSelection, name: str) -> str:
-    chosen = {
+def _selection_table(selection: ExportSelection, name: str) -> str:
+    choices = {
         "from": ", ".join(selection.origins) or f"keys of a gateway: {', '.join(selection.clients)}",
-        **{f"calls {name}": _time(seconds) for name, seconds in _bounds(selection) if math.isfinite(seconds)},
+        **{f"calls {name}": _time(seconds) for name, seconds in _time_bounds(selection) if math.isfinite(seconds)},
         "run": selection.run or "all",
         "roles": ", ".join(selection.roles),
         "where": selection.where or "all turns",
@@ -145,14 +145,14 @@ def _how_made(selection: ExportSelection, name: str) -> str:
     if "sessions" in selection.origins or selection.exclude_tasks:
         near = "left out" if selection.drop_near_duplicates else "left out where splits differ"
         near += f"; also those of {len(selection.apart_from)} other stores" if selection.apart_from else ""
-        chosen["near-duplicate sessions"] = near
-        chosen["excluded tasks"] = selection.exclude_tasks.name if selection.exclude_tasks else "none"
+        choices["near-duplicate sessions"] = near
+        choices["excluded tasks"] = selection.exclude_tasks.name if selection.exclude_tasks else "none"
     return f"Made by `understudy export {name}` (Understudy {__version__}, schema {SCHEMA}).\n\n" + _table(
-        "choice", "value", chosen
+        "choice", "value", choices
     )
 
 
-def _bounds(selection: ExportSelection) -> tuple[tuple[str, float], ...]:
+def _time_bounds(selection: ExportSelection) -> tuple[tuple[str, float], ...]:
     return (("since", selection.since), ("until", selection.until))
 
 
@@ -234,8 +234,8 @@ class ExportWriter:
         self._open: dict[Split, JsonLinesWriter | ExportParquetWriter] = {}
 
     def __enter__(self) -> Self:
-        with write_errors(self._output):
-            self._stack.enter_context(exclusive(self._output))
+        with explain_write_errors(self._output):
+            self._stack.enter_context(locked_output(self._output))
             self._description = ExportDescription(self.corpus, self._output, self._name)
             self._staging.mkdir(mode=0o700)
         return self
@@ -250,7 +250,7 @@ class ExportWriter:
     def add(self, group: str, row: Mapping[str, Any]) -> None:
         """Write a row of a group. Raises ConfigError if it cannot be written."""
         split = self.corpus.split(group)
-        with write_errors(self._output):
+        with explain_write_errors(self._output):
             if split not in self._open:
                 self._open[split] = self._new_file(self._staging / f"{split}{self._suffix}")
             self._open[split].write(row)
@@ -291,7 +291,7 @@ class ExportWriter:
             *notes,
             *(f"{corpus.counts.notes[kind]} {kind}." for kind in (CUT, PIECES) if counts.notes[kind]),
         ]
-        with write_errors(self._output):
+        with explain_write_errors(self._output):
             while self._open:
                 self._open.popitem()[1].close()
             if "train" not in written:
@@ -352,7 +352,7 @@ class ExportDescription:
         self._corpus = corpus
         self._output = output
         self._name = name
-        self._earlier = _own_files(read_manifest(output) or {})
+        self._earlier = _exported_files(read_manifest(output) or {})
 
     def write(
         self,
@@ -418,7 +418,7 @@ def _manifest(
     if "sessions" not in selection.origins:
         later |= {"drop_near_duplicates": selection.drop_near_duplicates, "exclude_tasks": selection.exclude_tasks}
     later |= {name: getattr(selection, name) for name in ("cut_tokens", "cut_chars", "tokenizer", "weights")}
-    bounds = dict(_bounds(selection))
+    bounds = dict(_time_bounds(selection))
     later |= {"clients": selection.clients, **{name: math.isfinite(bounds[name]) for name in bounds}}
     chosen = {key: value for key, value in msgspec.structs.asdict(selection).items() if later.get(key, True)}
     if selection.apart_from:
@@ -442,7 +442,7 @@ def _manifest(
     }
 
 
-def _own_files(manifest: Mapping[str, Any]) -> set[str]:
+def _exported_files(manifest: Mapping[str, Any]) -> set[str]:
     """Return the files named in a manifest that can belong to an export: none is outside its directory."""
     files: Any = manifest.get("files")
     names = cast(dict[str, Any], files) if isinstance(files, dict) else {}
@@ -480,7 +480,7 @@ def sha256_of(path: Path) -> str:
 
 
 @contextmanager
-def exclusive(output: Path) -> Generator[None]:
+def locked_output(output: Path) -> Generator[None]:
     """Create a directory, lock it against other exports, and remove half-written files of a killed export.
 
     Raises OSError, and ConfigError if another export is being written there.
@@ -500,7 +500,7 @@ def exclusive(output: Path) -> Generator[None]:
 
 
 @contextmanager
-def write_errors(output: Path) -> Generator[None]:
+def explain_write_errors(output: Path) -> Generator[None]:
     """Turn an OSError in the block into a ConfigError."""
     try:
         yield

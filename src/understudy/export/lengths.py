@@ -29,11 +29,11 @@ CUT = "conversations that were too long and were cut at turns"
 PIECES = "rows that were made of them"
 
 _SMALLEST_BUCKET = 256
-_BAR = 40
+_BAR_WIDTH = 40
 
 _TOKENS_PER_CHARACTER = 0.3
 """The first estimate, which measured conversations correct."""
-_FAR_TOO_LONG = 8
+_FAR_TOO_LONG_FACTOR = 8
 """A conversation with so many characters for each token of the limit is cut without counting all its tokens."""
 
 
@@ -67,7 +67,7 @@ class LengthFigures(Struct, frozen=True, kw_only=True):
         most = max(self.histogram.values())
         width = max(map(len, self.histogram))
         for name, count in self.histogram.items():
-            yield f"{name:>{width}} {'#' * -(-_BAR * count // most):{_BAR}} {count:,}"
+            yield f"{name:>{width}} {'#' * -(-_BAR_WIDTH * count // most):{_BAR_WIDTH}} {count:,}"
 
 
 def length_figures(
@@ -165,7 +165,9 @@ class LengthRule:
 
         To render each of a conversation's turns with all that came before it would take quadratic time.
         """
-        return self._template is not None and sum(map(_characters, example.messages)) > limit * _FAR_TOO_LONG
+        return (
+            self._template is not None and sum(map(_characters, example.messages)) > limit * _FAR_TOO_LONG_FACTOR
+        )
 
     def _cut(self, example: Example, limit: int, left_out: Counter[str]) -> Iterator[Example]:
         messages = example.messages
@@ -183,7 +185,7 @@ class LengthRule:
                 return self._measure(_joined(prepared, head, start, end)[0], example.tools)
 
             characters = [sizes[head] + sizes[last + 1] - sizes[at] for at in starts]
-            start, size = self._earliest(starts, characters, limit, measured)
+            start, size = self._earliest_start(starts, characters, limit, measured)
             if size is None:
                 left_out[NOT_RENDERED if measured(starts[-1]) is None else CANNOT_BE_CUT] += 1
                 pending.pop()
@@ -201,7 +203,7 @@ class LengthRule:
             )
             pending = [at for at in pending if at not in learned]
 
-    def _earliest(
+    def _earliest_start(
         self, starts: Sequence[int], characters: Sequence[int], limit: int, measure: Callable[[int], int | None]
     ) -> tuple[int, int | None]:
         """Return the first of the starts from which a piece fits, and its length; None if there is none.

@@ -15,8 +15,8 @@ from understudy.store.turn_filters import sample_rank
 NOT_DRAWN = "rows that were not drawn (--weight)"
 
 _WEIGHT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*:\s*(\S.*)", re.DOTALL)
-_LARGEST = 100.0
-_RANKS = 2.0**63
+_MAX_WEIGHT = 100.0
+_RANK_COUNT = 2.0**63
 
 
 class WeightRule(Struct, frozen=True):
@@ -37,12 +37,12 @@ class MixturePart(Struct, kw_only=True):
     learned: int = 0
 
 
-def weight_rule(text: str) -> WeightRule:
+def parse_weight_rule(text: str) -> WeightRule:
     """Parse the rule in an option, such as `3: tests = 'passed'`. Raises ConfigError."""
     match = _WEIGHT.fullmatch(text)
-    if match is None or float(match[1]) > _LARGEST:
+    if match is None or float(match[1]) > _MAX_WEIGHT:
         raise ConfigError(
-            f"--weight: expected a number from 0 to {_LARGEST:g}, a colon and a condition on turns, as "
+            f"--weight: expected a number from 0 to {_MAX_WEIGHT:g}, a colon and a condition on turns, as "
             f"\"3: tests = 'passed'\", got {text!r}; correct it"
         )
     return WeightRule(float(match[1]), match[2].strip())
@@ -75,14 +75,14 @@ class Mixture:
 
     def copies(self, example: Example) -> int:
         """Return how often an example is written, and count it."""
-        parts = [self._part(answer) for answer in example.answer_ids]
+        parts = [self._matching_part(answer) for answer in example.answer_ids]
         weight = sum(part.weight for part in parts) / len(parts)
-        rank = sample_rank(example.example_id, self._seed) / _RANKS
+        rank = sample_rank(example.example_id, self._seed) / _RANK_COUNT
         number = int(weight) + (rank < weight % 1)
         for part in parts:
             part.answers += 1
             part.learned += number
         return number
 
-    def _part(self, answer: str) -> MixturePart:
+    def _matching_part(self, answer: str) -> MixturePart:
         return self.parts[self._rules.get(self._names.get(answer, answer), -1)]

@@ -16,18 +16,18 @@ from zlib import crc32
 
 from understudy.tasks.rows import read_rows
 
-_SKETCH = 256
-_KEYS = 64
+_SKETCH_HASHES = 256
+_INDEXED_HASHES = 64
 """With 64 hashes, a session whose lines are all in one of ten times its length shares six of them with it on
 average.
 """
-_COMPARED = 16
+_MIN_COMPARED_HASHES = 16
 """So many hashes tell how much of a session is in another; with fewer, as in one of 16 times its length, nothing
 does.
 """
-_LINES = 16
-_LINE = 20
-_ADDED = 3
+_MIN_LINES = 16
+_MIN_LINE_CHARACTERS = 20
+_MIN_ADDED_LINES = 3
 
 
 def _lines(texts: Iterable[str]) -> set[str]:
@@ -35,8 +35,8 @@ def _lines(texts: Iterable[str]) -> set[str]:
     whole: set[str] = set()
     for text in set(texts):
         whole.update(text.splitlines())
-    lines = {line.strip() for line in whole if len(line) >= _LINE}
-    return {line for line in lines if len(line) >= _LINE}
+    lines = {line.strip() for line in whole if len(line) >= _MIN_LINE_CHARACTERS}
+    return {line for line in lines if len(line) >= _MIN_LINE_CHARACTERS}
 
 
 class _Sketch(NamedTuple):
@@ -62,35 +62,35 @@ class NearDuplicates:
     def find(self, texts: Iterable[str]) -> tuple[list[str], _Sketch]:
         """Return the names of earlier near-duplicates, and the sketch of the texts for `add`."""
         hashes = sorted({crc32(line.encode(errors="surrogatepass")) for line in _lines(texts)})
-        if len(hashes) < _LINES:
+        if len(hashes) < _MIN_LINES:
             return [], _Sketch([], frozenset(), 0)
-        del hashes[_SKETCH:]
+        del hashes[_SKETCH_HASHES:]
         # Beyond the largest hash of a full sketch, it is unknown what the session has.
-        sketch = _Sketch(hashes, frozenset(hashes), hashes[-1] if len(hashes) == _SKETCH else 1 << 32)
-        candidates = {number for key in hashes[:_KEYS] for number in self._by_hash.get(key, ())}
+        sketch = _Sketch(hashes, frozenset(hashes), hashes[-1] if len(hashes) == _SKETCH_HASHES else 1 << 32)
+        candidates = {number for key in hashes[:_INDEXED_HASHES] for number in self._by_hash.get(key, ())}
         near = [number for number in sorted(candidates) if self._is_near(sketch, self._sketches[number][1])]
         return [self._sketches[number][0] for number in near], sketch
 
     def add(self, name: str, sketch: _Sketch) -> None:
         """Add a session by the sketch that `find` returned."""
-        for key in sketch.hashes[:_KEYS]:
+        for key in sketch.hashes[:_INDEXED_HASHES]:
             self._by_hash.setdefault(key, []).append(len(self._sketches))
         self._sketches.append((name, sketch))
 
     def _is_near(self, one: _Sketch, other: _Sketch) -> bool:
         common = one.members & other.members
         # Most sessions that share lines share few of them.
-        if len(common) < self._threshold * min(_LINES, _COMPARED):
+        if len(common) < self._threshold * min(_MIN_LINES, _MIN_COMPARED_HASHES):
             return False
         union = len(one.hashes) + len(other.hashes) - len(common)
-        if len(common) >= self._threshold * min(union, _SKETCH):
-            smallest = sorted(one.members | other.members)[:_SKETCH]
+        if len(common) >= self._threshold * min(union, _SKETCH_HASHES):
+            smallest = sorted(one.members | other.members)[:_SKETCH_HASHES]
             if len(common.intersection(smallest)) >= self._threshold * len(smallest):
                 return True
         reach = min(one.reach, other.reach)
         shared = sum(key <= reach for key in common)
         sizes = (bisect_right(sketch.hashes, reach) for sketch in (one, other))
-        return any(size >= _COMPARED and shared >= self._threshold * size for size in sizes)
+        return any(size >= _MIN_COMPARED_HASHES and shared >= self._threshold * size for size in sizes)
 
 
 class Benchmark:
@@ -115,7 +115,7 @@ class Benchmark:
                     if line.startswith("+") and not line.startswith("+++")
                 )
             )
-            if len(added) >= _ADDED:
+            if len(added) >= _MIN_ADDED_LINES:
                 self._added.append(added)
         self._ids.discard("")
         self._repositories.discard("")
@@ -125,7 +125,7 @@ class Benchmark:
             else None
             for names in (self._ids, self._repositories)
         ]
-        self._rare = self._by_line()
+        self._tasks_by_line = self._by_line()
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -158,9 +158,11 @@ class Benchmark:
             for line in _lines([text]):
                 # Diffs and numbered listings put characters before a line.
                 for candidate in (line, _LINE_PREFIX.sub("", line)):
-                    for number in self._rare.get(candidate, ()):
+                    for number in self._tasks_by_line.get(candidate, ()):
                         seen.setdefault(number, set()).add(candidate)
-        if any(len(lines) >= max(_ADDED, len(self._added[number]) * 2 / 3) for number, lines in seen.items()):
+        if any(
+            len(lines) >= max(_MIN_ADDED_LINES, len(self._added[number]) * 2 / 3) for number, lines in seen.items()
+        ):
             return "gold patch of the benchmark"
         return None
 

@@ -70,7 +70,7 @@ class _BatchWriter:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add a row to the current batch. Unpaired surrogates become question marks."""
-        stored = {name: _stored(row.get(name), kind) for name, kind in self._columns.items()}
+        stored = {name: _column_value(row.get(name), kind) for name, kind in self._columns.items()}
         self._rows.append(stored)
         self._bytes += sum(map(_estimated_bytes, stored.values()))
         if self._bytes >= _BATCH_BYTES:
@@ -172,7 +172,7 @@ def _feature(kind: Any) -> dict[str, Any]:
     return {"_type": "Json"} if kind == "json" else {"dtype": kind, "_type": "Value"}
 
 
-def _stored(value: Any, kind: Any) -> Any:
+def _column_value(value: Any, kind: Any) -> Any:
     if value is None:
         return None
     if kind == "json":

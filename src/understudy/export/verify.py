@@ -89,7 +89,7 @@ def verify_rows(store: Store, rows: Iterable[tuple[str, dict[str, Any]]], report
                 "that writes it, such as hf, trl-tokens or trl-sft",
             )
             continue
-        attempt_id = _attempt_of(store, row)
+        attempt_id = _attempt_of_row(store, row)
         if attempt_id in decisions:
             verdict = decisions[attempt_id].verdict
             expected: dict[str, Any] = {"reward": verdict.reward, "integrity": verdict.integrity.status}
@@ -117,7 +117,7 @@ def verify_rows(store: Store, rows: Iterable[tuple[str, dict[str, Any]]], report
         if "policy_version" in row and row["policy_version"] not in (None, version):
             report.add(where, f"policy_version is {row['policy_version']!r}, the call's is {version!r}")
         tokens = _tokens_of_row(row)
-        if tokens is not None and (skew := _skew(tokens, chosen)):
+        if tokens is not None and (skew := _differing_tokens(tokens, chosen)):
             report.skewed_tokens += skew
             report.add(where, f"{skew} tokens are not those that were sent and sampled; export again")
 
@@ -152,7 +152,7 @@ def _check_call(call: Call, versioned: Collection[str], where: str, report: Line
         report.add(f"{where}, call {call.id}", f"has {counts}")
 
 
-def _attempt_of(store: Store, row: dict[str, Any]) -> str:
+def _attempt_of_row(store: Store, row: dict[str, Any]) -> str:
     """Return the attempt that a row names, directly or by its call; "" if it names none."""
     if isinstance(attempt_id := row.get("attempt_id"), str):
         return attempt_id
@@ -179,7 +179,7 @@ def _tokens_of_row(row: dict[str, Any]) -> list[int] | None:
     return row.get("input_ids")
 
 
-def _skew(tokens: Sequence[int], calls: Sequence[Call]) -> int:
+def _differing_tokens(tokens: Sequence[int], calls: Sequence[Call]) -> int:
     """Return how many tokens of a row differ from its calls: the prompt and completion of each call must be the
     beginning of the row, and those of the last call the whole row.
     """

@@ -13,18 +13,29 @@ from msgspec import Struct
 from understudy.errors import ConfigError
 from understudy.model.directory import require_files
 
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "F8_E4M3": 1}
+_BYTES_BY_TYPE = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "F8_E4M3": 1,
+}
 _HEADER_LIMIT = 100 << 20
-_ADAM = 16
+_ADAM_BYTES = 16
 """Bytes a trained parameter takes: weight, gradient and AdamW's two moments, all in fp32."""
-_ACTIVATIONS = 36
+_ACTIVATION_BYTES = 36
 """Bytes that a token's activations take in a layer, by hidden size: two norms with inputs and outputs in fp32, and
 bf16 inputs, queries, keys and values of the attention, before and after the rotation. No attention matrices."""
-_GATED = 8
+_GATED_BYTES = 8
 """The same by the intermediate size of a gated feed-forward network: four tensors in bf16."""
-_CHECKPOINT = 2
+_CHECKPOINT_BYTES = 2
 """The same if only the input of each layer is kept."""
-_LOGITS = 12
+_LOGIT_BYTES = 12
 """Bytes that a token's logits take, by vocabulary: themselves in fp32, their log-softmax and its gradient."""
 
 
@@ -128,15 +139,15 @@ def estimate_memory(
         matrices = 7 * shape.layers
         trained = round(lora_rank * 2 * math.sqrt(body / matrices) * matrices)
         base = shape.weight_bytes
-    activations = shape.hidden * _ACTIVATIONS + shape.intermediate * _GATED
+    activations = shape.hidden * _ACTIVATION_BYTES + shape.intermediate * _GATED_BYTES
     activations *= 1 if checkpointing else shape.layers
-    activations += shape.hidden * _CHECKPOINT * shape.layers if checkpointing else 0
+    activations += shape.hidden * _CHECKPOINT_BYTES * shape.layers if checkpointing else 0
     return MemoryEstimate(
         weights=shape.weight_bytes,
         kv_cache=2 * 2 * shape.layers * shape.kv_width * context * sequences,
-        optimizer=base + trained * _ADAM,
+        optimizer=base + trained * _ADAM_BYTES,
         activations=activations * micro_batch_tokens,
-        logits=micro_batch_tokens * shape.vocabulary * _LOGITS,
+        logits=micro_batch_tokens * shape.vocabulary * _LOGIT_BYTES,
     )
 
 
@@ -162,6 +173,6 @@ def _tensors(path: Path) -> list[tuple[int, int]]:
                 raise ValueError(f"its header has {length} bytes, expected at most {_HEADER_LIMIT}")
             header: dict[str, Any] = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        return [(math.prod(each["shape"]), _BYTES[each["dtype"]]) for each in header.values()]
+        return [(math.prod(each["shape"]), _BYTES_BY_TYPE[each["dtype"]]) for each in header.values()]
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise ConfigError(f"{path}: damaged safetensors ({error!r}); download the model again") from error

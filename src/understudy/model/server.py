@@ -60,7 +60,7 @@ _BODY_LIMIT = 64 << 20
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Reply = dict[str, Any] | Iterator[dict[str, Any]] | str | None
+ResponseContent = dict[str, Any] | Iterator[dict[str, Any]] | str | None
 """A JSON body, the chunks of a stream, a text, or an empty answer."""
 
 
@@ -68,21 +68,21 @@ class ClientDisconnectedError(Exception):
     """The client of a request has disconnected."""
 
 
-async def run_unless_disconnected(work: Coroutine[Any, Any, Reply], receive: Receive) -> Reply:
+async def run_unless_disconnected(work: Coroutine[Any, Any, ResponseContent], receive: Receive) -> ResponseContent:
     """Return the result of `work`, which is cancelled when the client disconnects.
 
     Raises ClientDisconnectedError.
     """
     task = asyncio.ensure_future(work)
-    left = asyncio.ensure_future(_disconnected(receive))
+    disconnected = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientDisconnectedError
     finally:
         task.cancel()
-        left.cancel()
+        disconnected.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -90,14 +90,14 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def send_reply(send: Send, status: int, reply: Reply) -> None:
+async def send_response(send: Send, status: int, content: ResponseContent) -> None:
     """Send a response."""
-    if reply is None or isinstance(reply, dict):
-        await _send_bytes(send, status, b"application/json", b"" if reply is None else _encode(reply))
-    elif isinstance(reply, str):
-        await _send_bytes(send, status, b"text/plain; charset=utf-8", reply.encode())
+    if content is None or isinstance(content, dict):
+        await _send_bytes(send, status, b"application/json", b"" if content is None else _encode(content))
+    elif isinstance(content, str):
+        await _send_bytes(send, status, b"text/plain; charset=utf-8", content.encode())
     else:
-        await _send_stream(send, reply)
+        await _send_stream(send, content)
 
 
 async def read_request_body(receive: Receive) -> bytes:
@@ -150,7 +150,7 @@ _DIALECT_VERSION = "0.33.0"
 _KEEP_ALIVE_S = 75
 """Longer than clients keep a connection that is idle: else we may close one at the moment when they ask again."""
 
-Handler = Callable[[ControlRequest], Coroutine[Any, Any, Reply]]
+Handler = Callable[[ControlRequest], Coroutine[Any, Any, ResponseContent]]
 
 
 class ModelServer:
@@ -168,17 +168,17 @@ class ModelServer:
         self._model = model
         self._context = context
         self._key = key
-        own: dict[str, Mapping[str, Handler]] = {
+        handlers: dict[str, Mapping[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._complete},
             "/inference/v1/generate": {"POST": self._generate},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/v1/models": {"GET": self._models},
-            "/health": {"GET": _empty},
-            "/version": {"GET": _version},
+            "/health": {"GET": _respond_empty},
+            "/version": {"GET": _respond_version},
         }
-        self._routes: Mapping[str, Mapping[str, Handler]] = {**own, **served.controls}
+        self._routes: Mapping[str, Mapping[str, Handler]] = {**handlers, **served.controls}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request; a completion is cancelled when its client disconnects."""
@@ -189,13 +189,13 @@ class ModelServer:
             # A control command always runs to its end, because after half of one the served weights would be
             # unknown.
             controls = scope["path"] in self._served.controls
-            reply = await (work if controls else run_unless_disconnected(work, receive))
+            content = await (work if controls else run_unless_disconnected(work, receive))
         except BackendError as error:
-            await send_reply(send, error.status or 500, error_body(error))
+            await send_response(send, error.status or 500, error_body(error))
         except ClientDisconnectedError:
             return
         else:
-            await send_reply(send, 200, reply)
+            await send_response(send, 200, content)
 
     def _handler(self, scope: Scope) -> Handler:
         methods = self._routes.get(scope["path"])
@@ -225,7 +225,7 @@ class ModelServer:
                 )
         return methods[scope["method"]]
 
-    async def _chat(self, command: ControlRequest) -> Reply:
+    async def _chat(self, command: ControlRequest) -> ResponseContent:
         request = read_body(command.body, ModelChatRequest)
         check_chat(request, len(self._served.vocabulary.token_bytes))
         model = self._model_name(request.model)
@@ -236,7 +236,7 @@ class ModelServer:
         make = chunk_bodies if request.stream else message_body
         return make(result, self._served.vocabulary)
 
-    async def _generate(self, command: ControlRequest) -> Reply:
+    async def _generate(self, command: ControlRequest) -> ResponseContent:
         request = read_body(command.body, GenerateRequest)
         check_generate(request, len(self._served.vocabulary.token_bytes))
         model = self._model_name(request.model)
@@ -244,7 +244,7 @@ class ModelServer:
         limit = check_length(limited, len(request.token_ids), self._context)
         return tokens_body(request, await self._served.generate(request, limit, model))
 
-    async def _complete(self, command: ControlRequest) -> Reply:
+    async def _complete(self, command: ControlRequest) -> ResponseContent:
         request = read_body(command.body, ModelCompletionRequest)
         vocabulary = self._served.vocabulary
         check_completion(request, len(vocabulary.token_bytes))
@@ -256,7 +256,7 @@ class ModelServer:
         completion = await self._served.generate(request.generate(), limit, model)
         return completion_body(request, model, completion, request.prompt, scored, vocabulary)
 
-    async def _tokenize(self, command: ControlRequest) -> Reply:
+    async def _tokenize(self, command: ControlRequest) -> ResponseContent:
         request = read_body(command.body, TokenizeRequest)
         self._model_name(request.model)
         if (request.prompt is None) == (request.messages is None):
@@ -271,12 +271,12 @@ class ModelServer:
             )
         return {"count": len(ids), "max_model_len": self._context, "tokens": ids, "token_strs": None}
 
-    async def _detokenize(self, command: ControlRequest) -> Reply:
+    async def _detokenize(self, command: ControlRequest) -> ResponseContent:
         request = read_body(command.body, DetokenizeRequest)
         self._model_name(request.model)
         return {"prompt": self._served.vocabulary.decode(request.tokens)}
 
-    async def _models(self, _: ControlRequest) -> Reply:
+    async def _models(self, _: ControlRequest) -> ResponseContent:
         cards = [
             {
                 "id": name,
@@ -306,11 +306,11 @@ class ModelServer:
         return model
 
 
-async def _empty(_: ControlRequest) -> Reply:
+async def _respond_empty(_: ControlRequest) -> ResponseContent:
     return None
 
 
-async def _version(_: ControlRequest) -> Reply:
+async def _respond_version(_: ControlRequest) -> ResponseContent:
     return {"version": _DIALECT_VERSION}
 
 
@@ -402,14 +402,14 @@ def _policy_arguments(pairs: Sequence[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def _scripted(options: argparse.Namespace) -> ServedModel:
+def _load_policy(options: argparse.Namespace) -> ServedModel:
     tasks = read_tasks(options.tasks) if options.tasks else TaskIndex(())
     return ScriptedModel(
         make_policy(options.policy, tasks, _policy_arguments(options.policy_arg)), scripted_tokenizer()
     )
 
 
-def _weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
+def _load_weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
     """Return the model of a directory, and the context length to serve it with. Raises ConfigError."""
     version = options.model_version or fingerprint(options.weights)
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
@@ -439,12 +439,12 @@ def _weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
     return model, model.context
 
 
-def _build(options: argparse.Namespace) -> tuple[_UvicornServer, socket.socket, ServedModel]:
+def _build_server(options: argparse.Namespace) -> tuple[_UvicornServer, socket.socket, ServedModel]:
     key = _key_for(options.host)
     for flag, number in (("max-model-len", options.max_model_len), ("max-num-seqs", options.max_num_seqs)):
         if number is not None and number < 1:
             raise ConfigError(f"--{flag} is {number}; give a number of at least 1")
-    served, context = _weights(options) if options.weights else (_scripted(options), DEFAULT_CONTEXT)
+    served, context = _load_weights(options) if options.weights else (_load_policy(options), DEFAULT_CONTEXT)
     app = ModelServer(served, model=options.model_name, context=options.max_model_len or context, key=key)
     listener = _listen(options.host, options.port)
     config = uvicorn.Config(
@@ -476,7 +476,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal or the parent's end; 0 then, and 2 when the server cannot start."""
     options = _arguments(argv)
     try:
-        server, listener, served = _build(options)
+        server, listener, served = _build_server(options)
     except UnderstudyError as error:
         sys.stderr.write(f"understudy.model.server: {error}\n")
         return 2

@@ -16,8 +16,8 @@ from understudy.export.examples import (
     arguments_of,
     desirable,
     find_answer,
-    textual,
     trace_examples,
+    with_text_content,
 )
 from understudy.export.formats.trl import token_row, trained_ranges
 from understudy.ingest.trace import RequestShape, TraceOutcome, TurnSignals, expand, tool_call
@@ -44,7 +44,7 @@ def test_turn_examples_are_the_expanded_states_plus_their_action():
     expected = list(expand(trace))
     assert [example.example_id for example in examples] == [state.state_id for state in expected]
     for example, state in zip(examples, expected, strict=True):
-        assert example.messages[:-1] == [textual(message) for message in state.messages]
+        assert example.messages[:-1] == [with_text_content(message) for message in state.messages]
         assert example.trained == (len(state.messages),)
         assert example.tools == state.tools
     assert [example.messages[-1].get("reasoning_content") for example in examples] == [
@@ -323,7 +323,7 @@ def test_find_answer_ignores_whitespace_and_argument_order():
     assert find_answer([{"role": "user", "content": "I look."}, other, back], answer, 0) == 2
     assert find_answer([other, back], answer, 2) is None
     assert arguments_of({"function": {"name": "x", "arguments": "[]"}}) is None
-    assert textual({"role": "assistant", "content": None}) == {"role": "assistant", "content": ""}
+    assert with_text_content({"role": "assistant", "content": None}) == {"role": "assistant", "content": ""}
 
 
 def test_lossy_turns_are_left_out_and_counted_unless_selected(tmp_path: Path):

@@ -13,7 +13,7 @@ from understudy import plugins
 from understudy.errors import ConfigError
 from understudy.export.base import ExportSummary
 from understudy.export.corpus import Corpus, ExportSelection
-from understudy.export.mixture import NOT_DRAWN, WeightRule, weight_rule
+from understudy.export.mixture import NOT_DRAWN, WeightRule, parse_weight_rule
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
@@ -25,7 +25,7 @@ PASSED, STOPPED = "tests = 'passed'", "interrupted"
 def export(directory: Path, output: Path, *weights: str, unit: str = "turn", **options: Any) -> ExportSummary:
     selection = {"origins": ("sessions",), "test_share": 0.0, **options}
     with Store.open(directory, create=False) as store:
-        rules = tuple(map(weight_rule, weights))
+        rules = tuple(map(parse_weight_rule, weights))
         corpus = Corpus(store, ExportSelection(weights=rules, **selection), Redactor(bytes(32)))
         return plugins.load("exports", "openai")(corpus, output, unit=unit)
 
@@ -95,10 +95,10 @@ def test_weights_do_not_change_the_test_split_or_rollouts(store: Path, tmp_path:
 @pytest.mark.parametrize("text", ["tests = 'passed'", "x: 1", "-1: 1", "3:", "1000: 1"])
 def test_an_invalid_weight_is_refused(text: str):
     with pytest.raises(ConfigError, match="--weight: expected a number from 0 to 100"):
-        weight_rule(text)
+        parse_weight_rule(text)
 
 
 def test_a_weight_with_an_invalid_condition_is_refused(store: Path, tmp_path: Path):
-    assert weight_rule(" 0.25 : a = ':' ") == WeightRule(0.25, "a = ':'")
+    assert parse_weight_rule(" 0.25 : a = ':' ") == WeightRule(0.25, "a = ':'")
     with pytest.raises(ConfigError, match="cannot select states"):
         export(store, tmp_path / "out", "2: nonsense = 1")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from understudy.errors import ConfigError, TaskError
 from understudy.model.protocol import ModelMessage, ModelTool
-from understudy.model.scripted.changes import Edit, read_changes, spoil
+from understudy.model.scripted.changes import Edit, read_changes, wrong_changes
 from understudy.model.scripted.oracle import Action, ChatTurn, Policy
 from understudy.model.scripted.policies import POLICIES, ScriptedTask, TaskIndex, make_policy, read_tasks
 
@@ -118,7 +118,7 @@ def test_the_wrong_policy_makes_a_change_different_from_gold(case: str, tmp_path
 def test_the_wrong_policy_leaves_valid_code() -> None:
     before = b"def f(x):\n    if x:\n        return x - 1\n    return 0\n"
     patch = diff({"a.py": before}, {"a.py": before.replace(b"x - 1", b"x + 1")})
-    (edit,) = spoil(read_changes(patch))
+    (edit,) = wrong_changes(read_changes(patch))
     assert isinstance(edit, Edit)
     assert edit.new == edit.old.replace(
         "        return", "        # Checked: this is as it should be.\n        return"

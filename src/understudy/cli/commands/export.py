@@ -324,7 +324,7 @@ def _export(
 ) -> None:
     from understudy.cli.templates import chat_template
     from understudy.export.corpus import Corpus, ExportSelection
-    from understudy.export.mixture import weight_rule
+    from understudy.export.mixture import parse_weight_rule
     from understudy.redact.redactor import Redactor
     from understudy.store import Store
     from understudy.store.address import StoreUrl, parse_location
@@ -359,7 +359,7 @@ def _export(
             cut_tokens=options.get("max_tokens"),
             cut_chars=options.get("max_chars"),
             tokenizer=tokenizer and tokenizer.resolve().name,
-            weights=tuple(map(weight_rule, options.get("weight") or ())),
+            weights=tuple(map(parse_weight_rule, options.get("weight") or ())),
             clients=clients,
             since=since,
             until=until,

@@ -52,7 +52,7 @@ from atif import Trajectory
 for line in open("{output}/train.jsonl"):
     Trajectory.model_validate_json(open("{output}/" + json.loads(line)["file"]).read())"""
 _VERSION = re.compile(rb'"claude_code_version"\s*:\s*"([\w.+-]{1,40})"')
-_BEGINNING = 1 << 16
+_SEARCHED_BYTES = 1 << 16
 
 
 @exporter(FormatTraits(chooses_thinking=False, clients=True))
@@ -153,7 +153,7 @@ def agent_version(logs: Mapping[str, bytes]) -> str:
 
     The format requires one.
     """
-    matches = (_VERSION.search(log, 0, _BEGINNING) for log in logs.values())
+    matches = (_VERSION.search(log, 0, _SEARCHED_BYTES) for log in logs.values())
     return next((match[1].decode() for match in matches if match), "unknown")
 
 
@@ -293,7 +293,7 @@ def rollout_documents(
 
     Only answered calls with one of `roles` become steps. `agent` names the program.
     """
-    lines = _lines(trajectory, roles)
+    lines = _exported_branches(trajectory, roles)
     names: dict[str, str] = {}
     counts = {"cont": 0, "branch": 0}
     for line in lines:
@@ -316,7 +316,7 @@ def rollout_documents(
     return {names[line.branch]: by_branch[line.branch] for line in lines if line.host is None}
 
 
-def _lines(trajectory: Trajectory, roles: Collection[Role]) -> list[AtifBranch]:
+def _exported_branches(trajectory: Trajectory, roles: Collection[Role]) -> list[AtifBranch]:
     lines: list[AtifBranch] = []
     line_of_call: dict[str, AtifBranch] = {}
     # Alternatives come last, because the rollout's first file is the branch with which its agent continued.
@@ -327,16 +327,16 @@ def _lines(trajectory: Trajectory, roles: Collection[Role]) -> list[AtifBranch]:
         head = answered[0]
         line = AtifBranch(branch=branch, nodes=answered)
         if head.continues is not None:
-            line.before = _before(head, lines)
+            line.before = _continued_branch(head, lines)
         if head.role != "main":
-            line.host = line.before.host if line.before else _host(head, line_of_call, lines)
+            line.host = line.before.host if line.before else _starting_branch(head, line_of_call, lines)
         for node in answered:
             line_of_call[node.call.id] = line
         lines.append(line)
     return lines
 
 
-def _before(head: Node, lines: Sequence[AtifBranch]) -> AtifBranch | None:
+def _continued_branch(head: Node, lines: Sequence[AtifBranch]) -> AtifBranch | None:
     """Return the branch that a compaction ended: the last one of the same agent that no other branch continues
     yet.
     """
@@ -349,7 +349,9 @@ def _before(head: Node, lines: Sequence[AtifBranch]) -> AtifBranch | None:
     return None
 
 
-def _host(head: Node, line_of_call: dict[str, AtifBranch], lines: Sequence[AtifBranch]) -> AtifBranch | None:
+def _starting_branch(
+    head: Node, line_of_call: dict[str, AtifBranch], lines: Sequence[AtifBranch]
+) -> AtifBranch | None:
     """Return the branch that started another one, else the first branch."""
     for node in (head.spawned_by, head.parent):
         if node is not None and node.call.id in line_of_call:
@@ -379,7 +381,7 @@ def _rollout_document(
         agent,
         line.nodes[-1].call.backend_model,
         head.conversation.tools,
-        steps(_rollout_items(line.nodes), _started(line, lines, names)),
+        steps(_rollout_items(line.nodes), _started_agents(line, lines, names)),
         extra,
     )
 
@@ -399,7 +401,7 @@ def _outcome(graded: GradedRollout) -> dict[str, Any]:
     }
 
 
-def _started(line: AtifBranch, lines: Sequence[AtifBranch], names: dict[str, str]) -> dict[str, str]:
+def _started_agents(line: AtifBranch, lines: Sequence[AtifBranch], names: dict[str, str]) -> dict[str, str]:
     """Return the agents that a branch's tool calls started, by the id of the call."""
     own = {node.call.id for node in line.nodes}
     started: dict[str, str] = {}

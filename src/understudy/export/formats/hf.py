@@ -31,14 +31,14 @@ from understudy.export.base import (
     no_progress,
 )
 from understudy.export.corpus import CallSource, ClientSession, Corpus, CorpusCounts, Unit, origin_name
-from understudy.export.examples import textual
+from understudy.export.examples import with_text_content
 from understudy.export.files import (
     CARD_NAME,
     ExportDescription,
-    exclusive,
+    explain_write_errors,
     fill_load,
+    locked_output,
     safe_file_name,
-    write_errors,
 )
 from understudy.export.formats.hf_sessions import export_sessions
 from understudy.export.parquet import CHAT_MESSAGE, SavedDatasetWriter, schema
@@ -122,7 +122,7 @@ def export(
     """
     if corpus.selection.origins == ("sessions",):
         return export_sessions(corpus, output, unit, report)
-    corpus.refuse_shaping("exact tokens of rollouts")
+    corpus.refuse_length_options("exact tokens of rollouts")
     schema(COLUMNS)
     chosen: Mapping[str, Sequence[CallSource]]
     of_clients = bool(corpus.selection.clients)
@@ -140,7 +140,7 @@ def export(
         for instance in (*chosen, *selection.refused_tasks)
     }
     counts = _HfCounts()
-    with write_errors(output), exclusive(output):
+    with explain_write_errors(output), locked_output(output):
         description = ExportDescription(corpus, output, "hf")
         for instance in selection.refused_tasks - chosen.keys():
             stream, dataset = names[instance]
@@ -265,7 +265,9 @@ def rows_of(task: Task | None, item: CallSource, nodes: Sequence[Node]) -> Itera
             "reward": verdict and verdict.reward,
             "prompt": text,
             "prompt_source": "tokens" if decode else "messages",
-            "messages": [textual(message) for message in (*node.messages, response_message(node.answer or ()))],
+            "messages": [
+                with_text_content(message) for message in (*node.messages, response_message(node.answer or ()))
+            ],
             "rollout_id": rollout and rollout.id,
             "attempt_id": item.attempt.id,
             "branch": node.branch,

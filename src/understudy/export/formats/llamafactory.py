@@ -33,7 +33,7 @@ _BYTES_A_TOKEN = 3
 """A low estimate; English text and code have about four."""
 _TOKENS_A_MESSAGE = 8
 _TOKENS_A_ROW = 320
-_ROUND = 1024
+_CUTOFF_STEP = 1024
 
 _ABOUT = (
     "Each row is one for LLaMA-Factory, stage `{stage}`, form `{form}`, made for its template `{template}`: the "
@@ -81,7 +81,7 @@ def export(
     if cutoff is not None and cutoff < 1:
         raise ConfigError(f"--cutoff: got {cutoff}, expected at least 1 token; give a larger number")
     if stage == "dpo":
-        corpus.refuse_shaping("preference pairs")
+        corpus.refuse_length_options("preference pairs")
     check_names(output, {name: f"{name}/", test: f"{name}/"})
     rules = template_rules(template)
     count_tokens = RowLengthCounter(model)
@@ -107,7 +107,7 @@ def export(
             longest = max(longest, length)
             writing.add(item.group, row)
         both = len(writing.written) > 1
-        room = cutoff or -(-longest // _ROUND) * _ROUND
+        room = cutoff or -(-longest // _CUTOFF_STEP) * _CUTOFF_STEP
         written = training_config(
             stage=stage,
             model=model,
@@ -188,14 +188,14 @@ def _texts(row: Row) -> Iterator[str]:
 Stage = Literal["sft", "dpo", "kto"]
 Finetuning = Literal["lora", "full"]
 
-INFO = "dataset_info.json"
+DATASET_INFO = "dataset_info.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 _COLUMNS: dict[Form, dict[str, str]] = {
     "sharegpt": {"messages": "conversations"},
     "alpaca": {"prompt": "instruction", "query": "input", "history": "history"},
 }
-_RATES: dict[tuple[Stage, Finetuning], float] = {
+_LEARNING_RATES: dict[tuple[Stage, Finetuning], float] = {
     ("sft", "lora"): 1e-4,
     ("sft", "full"): 1e-5,
     ("dpo", "lora"): 5e-6,
@@ -265,13 +265,13 @@ def check_names(directory: Path, names: Mapping[str, str]) -> None:
 
     `names` maps a dataset to the prefix of its own files.
     """
-    entries = _read_info(directory / INFO)
+    entries = _read_info(directory / DATASET_INFO)
     for name, own in names.items():
         existing = entries.get(name)
-        if existing is not None and not _is_ours(existing, own):
+        if existing is not None and not _is_own_entry(existing, own):
             raise ConfigError(
-                f"{directory / INFO} already has a dataset {name!r} that was not written by an export; choose "
-                "another --name"
+                f"{directory / DATASET_INFO} already has a dataset {name!r} that was not written by an export; "
+                "choose another --name"
             )
 
 
@@ -280,8 +280,8 @@ def merge_entries(directory: Path, entries: Mapping[str, dict[str, Any] | None])
 
     The file is replaced atomically. Raises ConfigError if it is damaged.
     """
-    path = directory / INFO
-    with locked(directory / f".{INFO}.lock", remedy="choose another --output"):
+    path = directory / DATASET_INFO
+    with locked(directory / f".{DATASET_INFO}.lock", remedy="choose another --output"):
         merged: dict[str, Any] = dict(_read_info(path))
         for name, fields in entries.items():
             merged.pop(name, None)
@@ -323,7 +323,7 @@ def training_config(
         "train": {
             "per_device_train_batch_size": 1,
             "gradient_accumulation_steps": 8,
-            "learning_rate": _RATES[stage, finetuning],
+            "learning_rate": _LEARNING_RATES[stage, finetuning],
             "num_train_epochs": 1.0 if stage != "sft" else 3.0,
             "lr_scheduler_type": "cosine",
             "warmup_ratio": 0.1,
@@ -360,6 +360,6 @@ def _read_info(path: Path) -> dict[str, msgspec.Raw]:
         ) from error
 
 
-def _is_ours(raw: msgspec.Raw, own: str) -> bool:
+def _is_own_entry(raw: msgspec.Raw, own: str) -> bool:
     fields: Any = msgspec.json.decode(raw)
     return isinstance(fields, dict) and str(cast(dict[str, Any], fields).get("file_name", "")).startswith(own)

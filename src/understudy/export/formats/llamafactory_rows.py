@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct
 
-from understudy.export.examples import Example, arguments_of, textual
+from understudy.export.examples import Example, arguments_of, with_text_content
 from understudy.ingest.trace import Message
 from understudy.preference.checks import Pair, message_of
 
@@ -37,14 +37,14 @@ _CALLS = {
     "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "lfm2_vl": ("<|tool_call_start|>", "<|tool_call_end|>"),
 }
-_TAGGED_RESULTS = """
+_TAGGED_RESULT_TEMPLATES = """
 bailing_v2 keye_vl lfm2 lfm2_vl llava_next_qwen mimo mimo_v2 mimo_vl qwen qwen2_omni qwen2_vl qwen3 qwen3_5
 qwen3_5_nothink qwen3_6 qwen3_nothink qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink youtu
 """
-_ONE_CALL = """
+_SINGLE_CALL_TEMPLATES = """
 chatglm3 glm4 glm4v glm_ocr glmz1
 """
-_PICTURES = """
+_IMAGE_TEMPLATES = """
 dots_ocr ernie_vl gemma3 gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl keye_vl
 kimi_vl lfm2_vl llama4 llava llava_next llava_next_llama3 llava_next_mistral llava_next_qwen llava_next_video
 llava_next_video_mistral llava_next_video_yi llava_next_yi mimo_vl minicpm_o minicpm_v minicpm_v_4_6 ministral3
@@ -75,9 +75,9 @@ def template_rules(name: str) -> TemplateRules:
         name=name,
         thought=_THOUGHTS.get(name, _THOUGHT),
         call=_CALLS.get(name, _CALL),
-        results="\n</tool_response>\n<tool_response>\n" if name in _TAGGED_RESULTS.split() else "\n\n",
-        placeholders=("<image>", "<video>", "<audio>") if name in _PICTURES.split() else (),
-        parallel=name not in _ONE_CALL.split(),
+        results="\n</tool_response>\n<tool_response>\n" if name in _TAGGED_RESULT_TEMPLATES.split() else "\n\n",
+        placeholders=("<image>", "<video>", "<audio>") if name in _IMAGE_TEMPLATES.split() else (),
+        parallel=name not in _SINGLE_CALL_TEMPLATES.split(),
     )
 
 
@@ -156,13 +156,13 @@ def read_turns(
     Results of parallel calls are joined, as is user text with the results before it. A system message after the
     first ones becomes user text. Only the answers in `trained` have thinking. Raises RowFlaw.
     """
-    numbered = [(index, textual(message)) for index, message in enumerate(messages)]
+    numbered = [(index, with_text_content(message)) for index, message in enumerate(messages)]
     first = next((at for at, (_, message) in enumerate(numbered) if message["role"] != "system"), len(numbered))
     turns: list[SharegptTurn] = []
     for answering, group in groupby(numbered[first:], key=lambda each: each[1]["role"] == "assistant"):
         indexes, members = zip(*group, strict=True)
         if not answering:
-            turns.append(_question_turn(members, template, form))
+            turns.append(_user_turn(members, template, form))
             continue
         trained_flags = {index in trained for index in indexes}
         if len(trained_flags) > 1:
@@ -173,7 +173,7 @@ def read_turns(
     return "\n\n".join(message["content"] for _, message in numbered[:first]), turns
 
 
-def _question_turn(messages: Sequence[Message], template: TemplateRules, form: Form) -> SharegptTurn:
+def _user_turn(messages: Sequence[Message], template: TemplateRules, form: Form) -> SharegptTurn:
     results = [message["content"] for message in messages if message["role"] == "tool"]
     texts = [message["content"] for message in messages if message["role"] != "tool"]
     if form == "alpaca":
@@ -195,7 +195,9 @@ def _answer_turn(messages: Sequence[Message], trained: bool, template: TemplateR
     structured = [_call(call) for call in calls]
     if not calls or form == "alpaca" or any(call is None for call in structured):
         # A call in the history whose arguments are not a JSON object can only be shown as text.
-        return SharegptTurn("gpt", thought + "\n".join([*([text] if text else []), *map(_shown, calls)]), trained)
+        return SharegptTurn(
+            "gpt", thought + "\n".join([*([text] if text else []), *map(_call_as_text, calls)]), trained
+        )
     if len(calls) > 1 and not template.parallel:
         raise RowFlaw(PARALLEL)
     if template.call[0] in text + thinking:
@@ -215,7 +217,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any] | None:
     return None if arguments is None else {"name": str(call["function"]["name"]), "arguments": arguments}
 
 
-def _shown(call: dict[str, Any]) -> str:
+def _call_as_text(call: dict[str, Any]) -> str:
     function = cast(dict[str, Any], call.get("function") or {})
     arguments = arguments_of(call)
     shown = {

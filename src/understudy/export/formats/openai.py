@@ -15,11 +15,11 @@ from understudy.export.files import ExportWriter
 from understudy.export.parquet import JsonLinesWriter, json_bytes
 from understudy.ingest.trace import Message
 
-FEWEST_ROWS = 10
-MOST_BYTES = 512_000_000
+MIN_ROWS = 10
+MAX_FILE_BYTES = 512_000_000
 """OpenAI's limit on the size of an uploaded file, in bytes."""
-MOST_TOOLS = 128
-LONGEST_ID = 40
+MAX_TOOLS = 128
+MAX_ID_CHARACTERS = 40
 """OpenAI's limit on the length of a tool call's id, in characters."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -64,16 +64,16 @@ def export(
                 corpus.counts.leave_out(example, reason)
             else:
                 writing.add(example.group, row)
-        too_few = 0 < writing.written.get("train", 0) < FEWEST_ROWS
-        notes = (f"OpenAI wants {FEWEST_ROWS} rows or more to train on.",) if too_few else ()
+        too_few = 0 < writing.written.get("train", 0) < MIN_ROWS
+        notes = (f"OpenAI wants {MIN_ROWS} rows or more to train on.",) if too_few else ()
         return writing.finish(_ABOUT, _LOAD, notes=notes, check=_check)
 
 
 def _check(path: Path) -> None:
     size = path.stat().st_size
-    if path.suffix == JsonLinesWriter.suffix and size > MOST_BYTES:
+    if path.suffix == JsonLinesWriter.suffix and size > MAX_FILE_BYTES:
         raise ConfigError(
-            f"{path.name}: expected at most {MOST_BYTES / 1e6:.0f} MB, OpenAI's limit, got {size / 1e6:.0f}; "
+            f"{path.name}: expected at most {MAX_FILE_BYTES / 1e6:.0f} MB, OpenAI's limit, got {size / 1e6:.0f}; "
             "select less with --where, --roles or --max-tokens"
         )
 
@@ -92,8 +92,8 @@ def row_of(example: Example) -> dict[str, Any]:
 def refusal_reason(row: dict[str, Any], max_tokens: int) -> str | None:
     """Return why OpenAI would reject a line, or truncate it; None if it would not."""
     tools: list[dict[str, Any]] = row.get("tools", [])
-    if len(tools) > MOST_TOOLS:
-        return f"rows with more than {MOST_TOOLS} tools"
+    if len(tools) > MAX_TOOLS:
+        return f"rows with more than {MAX_TOOLS} tools"
     if not all(message["role"] in _FIELDS_BY_ROLE for message in row["messages"]):
         return "rows with a role that OpenAI does not take"
     called = [call for message in row["messages"] for call in message.get("tool_calls", ())]
@@ -129,6 +129,6 @@ def _message(message: Message, learned: bool) -> Message:
 
 def _short_id(call_id: str) -> str:
     """Return an id within the length limit. Equal ids give equal results."""
-    if len(call_id) <= LONGEST_ID:
+    if len(call_id) <= MAX_ID_CHARACTERS:
         return call_id
-    return "call_" + hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[: LONGEST_ID - 5]
+    return "call_" + hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[: MAX_ID_CHARACTERS - 5]

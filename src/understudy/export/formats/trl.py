@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback, exporter, no_progress
 from understudy.export.corpus import CallSource, ClientSession, Corpus, Unit, origin_name
-from understudy.export.examples import INVALID_CALLS, Example, message_rows, textual
+from understudy.export.examples import INVALID_CALLS, Example, message_rows, with_text_content
 from understudy.export.files import ExportWriter
 from understudy.preference.checks import Pair, message_of
 from understudy.trajectory.samples import Sample
@@ -241,9 +241,9 @@ def token_row(item: CallSource, sample: Sample) -> dict[str, Any]:
 def dpo_row(pair: Pair) -> dict[str, Any]:
     """Return a pair as a row of `DPO_COLUMNS`."""
     return {
-        "prompt": message_rows([textual(message) for message in pair.messages]),
-        "chosen": message_rows([textual(message_of(pair.chosen))]),
-        "rejected": message_rows([textual(message_of(pair.rejected))]),
+        "prompt": message_rows([with_text_content(message) for message in pair.messages]),
+        "chosen": message_rows([with_text_content(message_of(pair.chosen))]),
+        "rejected": message_rows([with_text_content(message_of(pair.rejected))]),
         "tools": tools_json(pair.tools),
         **{name: getattr(pair, name) for name in (*_PAIR_COLUMNS, "evidence", "tools_source")},
     }

@@ -99,7 +99,7 @@ def export(
     write, or it cannot be written.
     """
     if form != "sft":
-        corpus.refuse_shaping(f"rows of --form {form}")
+        corpus.refuse_length_options(f"rows of --form {form}")
         selection = msgspec.structs.replace(corpus.selection, solved_only=False, origins=("rollouts",))
         corpus = corpus.with_selection(selection)
     columns = COLUMNS[form] | (tools_columns(corpus) if form == "sft" else {})

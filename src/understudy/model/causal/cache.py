@@ -11,7 +11,7 @@ import torch
 from msgspec import Struct
 from transformers.cache_utils import Cache
 
-_STEP = 256
+_CAPACITY_STEP = 256
 """Slots grow in steps of this many tokens."""
 
 Ids = npt.NDArray[np.int32]
@@ -58,8 +58,8 @@ class SlotCache(Cache):
             return
         self._rows = max(rows, self._rows)
         if length > self._capacity:
-            self._capacity = max(length, min(2 * self._capacity, self._capacity + 8 * _STEP))
-            self._capacity = -(-self._capacity // _STEP) * _STEP
+            self._capacity = max(length, min(2 * self._capacity, self._capacity + 8 * _CAPACITY_STEP))
+            self._capacity = -(-self._capacity // _CAPACITY_STEP) * _CAPACITY_STEP
         # one layer at a time, so that only one old copy is in memory
         for layer, (keys, values) in enumerate(self._pairs):
             self._pairs[layer] = (self._grown(keys), self._grown(values))

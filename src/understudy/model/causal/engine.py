@@ -217,20 +217,20 @@ class CausalEngine:
         """
         scored: Future[list[float]] = Future()
 
-        def order() -> None:
+        def compute() -> None:
             try:
                 module = self._weights[model].module
                 _set_result(scored, prompt_logprobs(module, prompt, self._limits.chunk))
             except Exception as error:  # noqa: BLE001 - the caller gets the error; the thread must go on
                 _set_error(scored, BackendError(f"the engine failed: {error}; see the server's log", status=500))
 
-        self._run_between_steps(order)
+        self._run_between_steps(compute)
         return scored
 
     def pause(self, mode: PauseMode, *, clear_cache: bool) -> Future[None]:
         """Stop starting requests; the future is done when the running ones have been treated as `mode` says."""
 
-        def order() -> None:
+        def apply_pause() -> None:
             self._drained.append(drained)
             self._paused = mode
             if mode == "wait":
@@ -248,17 +248,17 @@ class CausalEngine:
                 self._clear_cache()
 
         drained: Future[None] = Future()
-        self._run_between_steps(order)
+        self._run_between_steps(apply_pause)
         return drained
 
     def resume(self) -> Future[None]:
         """End a pause."""
 
-        def order() -> None:
+        def end_pause() -> None:
             self._paused = None
             self._complete_drained()  # callers that wait for this pause must not wait for the next one
 
-        return self._run_between_steps(order)
+        return self._run_between_steps(end_pause)
 
     def set_weights(self, model: str, weights: ModelWeights | None, *, clear_cache: bool = True) -> Future[None]:
         """Replace the weights of `model` from the next token on; None removes them and fails its requests.
@@ -267,7 +267,7 @@ class CausalEngine:
         requests continue.
         """
 
-        def order() -> None:
+        def exchange() -> None:
             if weights is None:
                 self._weights.pop(model, None)
                 self._fail_jobs([job for job in self._active if job.request.model == model], _UNLOADED)
@@ -276,7 +276,7 @@ class CausalEngine:
             if clear_cache or weights is None:
                 self._clear_cache(model)
 
-        return self._run_between_steps(order)
+        return self._run_between_steps(exchange)
 
     def clear_cache(self) -> Future[None]:
         """Drop the cached keys and values of finished and of active requests."""
@@ -316,11 +316,11 @@ class CausalEngine:
             with self._wake:
                 while not (self._closing or self._pending_actions or self._has_work()):
                     self._wake.wait()
-                orders = list(self._pending_actions)
+                actions = list(self._pending_actions)
                 self._pending_actions.clear()
                 closing = self._closing
-            for order in orders:
-                order()
+            for action in actions:
+                action()
             if closing:
                 break
             try:
@@ -359,9 +359,9 @@ class CausalEngine:
             self._waiting = deque(job for job in self._waiting if not job.cancelled)
         if self._paused != "keep":
             self._admit()
-            reading = next((job for job in self._active if len(job.tokens) - job.computed > 1), None)
-            if reading is not None:
-                self._prefill(reading)
+            prefilling = next((job for job in self._active if len(job.tokens) - job.computed > 1), None)
+            if prefilling is not None:
+                self._prefill(prefilling)
             ready = [job for job in self._active if len(job.tokens) - job.computed == 1]
             for _, jobs in groupby(
                 sorted(ready, key=lambda job: job.request.model), key=lambda job: job.request.model
@@ -385,11 +385,11 @@ class CausalEngine:
         if job.computed == 0:
             self._load_cached_prefix(job, row)
         part = job.tokens[job.computed : job.computed + self._limits.chunk]
-        whole = job.computed + len(part) == len(job.tokens)
+        is_complete = job.computed + len(part) == len(job.tokens)
         self._slots.reserve(len(self._active), job.computed + len(part))
         logits = forward(self._weights[job.request.model].module, self._slots, [part], [row], [job.computed])
         job.computed += len(part)
-        if whole:
+        if is_complete:
             self._add_tokens([job], logits)
 
     def _load_cached_prefix(self, job: SamplingJob, row: int) -> None:

@@ -77,17 +77,17 @@ def sample_tokens(
     finite if the row's logits are not.
     """
     logits = logits.float()
-    for row, one_settings in enumerate(settings):
-        if one_settings.changes_logits:
-            logits[row] = _adjusted_logits(logits[row], one_settings, *histories[row])
+    for row, row_settings in enumerate(settings):
+        if row_settings.changes_logits:
+            logits[row] = _adjusted_logits(logits[row], row_settings, *histories[row])
     # The temperature 0 of vLLM: the likeliest, and the probability that the model itself gives it.
     temperatures = torch.tensor(
         [[max(one.temperature or 1.0, _LOWEST_TEMPERATURE)] for one in settings], device=logits.device
     )
     logprobs = torch.log_softmax((logits - logits.amax(dim=-1, keepdim=True)) / temperatures, dim=-1)
-    for row, one_settings in enumerate(settings):
-        if one_settings.truncates and one_settings.temperature:
-            logprobs[row] = _truncated(logprobs[row], one_settings)
+    for row, row_settings in enumerate(settings):
+        if row_settings.truncates and row_settings.temperature:
+            logprobs[row] = _truncated(logprobs[row], row_settings)
     sums = logprobs.double().exp().cumsum(dim=-1)
     thresholds = torch.tensor(positions, dtype=torch.float64, device=logits.device).unsqueeze(-1) * sums[:, -1:]
     # right=True skips tokens of probability 0, whose cumulative sum equals the one before.

@@ -41,7 +41,7 @@ from understudy.model.responses import ControlHandler, ControlRequest, ModelComp
 
 _SINGLE_THREAD_PARAMETERS = 50_000_000
 """Parameters below which a second thread costs more than it brings."""
-_EXCHANGE_S = 600.0
+_EXCHANGE_TIMEOUT_S = 600.0
 """The maximum time in seconds for replacing weights, which waits for at most one step of the engine."""
 
 
@@ -172,12 +172,12 @@ class WeightStore:
     async def _set(self, name: str, weights: ModelWeights | None, *, clear_cache: bool = True) -> None:
         done = self.engine.set_weights(name, weights, clear_cache=clear_cache)
         try:
-            async with asyncio.timeout(_EXCHANGE_S):
+            async with asyncio.timeout(_EXCHANGE_TIMEOUT_S):
                 await asyncio.wrap_future(done)
         except TimeoutError:
             raise BackendError(
-                f"the engine did not load the new weights within {_EXCHANGE_S:g} s, its time limit; send the "
-                "request again",
+                f"the engine did not load the new weights within {_EXCHANGE_TIMEOUT_S:g} s, its time limit; send "
+                "the request again",
                 status=500,
             ) from None
 

@@ -86,7 +86,7 @@ def read_changes(patch: str) -> list[Change]:
     return [Apply(patch)] if patch.strip() else []
 
 
-def spoil(changes: list[Change]) -> list[Change]:
+def wrong_changes(changes: list[Change]) -> list[Change]:
     """Return a change at the right place that fixes nothing: a comment before the first line to change."""
     for change in changes:
         if isinstance(change, Edit):

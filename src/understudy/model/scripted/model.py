@@ -22,7 +22,14 @@ from understudy.model.protocol import (
 )
 from understudy.model.responses import ControlHandler, ModelCompletion
 from understudy.model.scripted.oracle import Action, ActionCall, ChatTurn, Policy
-from understudy.model.scripted.tokenizer import TURN_END, ScriptedTokenizer, mark, render, render_call, unrender
+from understudy.model.scripted.tokenizer import (
+    TURN_END,
+    ScriptedTokenizer,
+    mark,
+    parse_prompt,
+    render,
+    render_call,
+)
 
 
 class ScriptedModel:
@@ -58,7 +65,7 @@ class ScriptedModel:
 
     async def generate(self, request: GenerateRequest, limit: int, model: str) -> ModelCompletion:
         """See ServedModel."""
-        prompt = unrender(self._tokenizer, request.token_ids)
+        prompt = parse_prompt(self._tokenizer, request.token_ids)
         chat = request.chat(prompt.messages, prompt.tools)
         check_chat(chat, len(self.vocabulary.token_bytes))
         return complete(self._policy, self._tokenizer, chat, limit)

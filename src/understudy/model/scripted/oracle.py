@@ -58,7 +58,7 @@ class Policy(Protocol):
         ...
 
 
-_AROUND = 20
+_CONTEXT_LINES = 20
 """Lines read before and after those that change."""
 
 _WORKDIR = re.compile(
@@ -84,7 +84,7 @@ def next_action(
     """
     if wants_summary(turn.messages[-1]):
         return Action(f"The task is:\n\n{turn.messages[start].text}\n\nThe work on it goes on.")
-    work = _work(turn, changes, find_workdir(turn.messages) or workdir, _edit_tersely if terse else _edit)
+    work = _make_changes(turn, changes, find_workdir(turn.messages) or workdir, _edit_tersely if terse else _edit)
     try:
         action = next(work)
         for results in tool_results(turn.messages[start + 1 :]):
@@ -120,7 +120,7 @@ def tool_results(messages: Iterable[ModelMessage]) -> list[Results]:
     return [texts for texts in results if texts]
 
 
-def _work(turn: ChatTurn, changes: Sequence[Change], workdir: str, edit: Editing) -> Work:
+def _make_changes(turn: ChatTurn, changes: Sequence[Change], workdir: str, edit: Editing) -> Work:
     """Yield the actions that make the changes: one by one with editing tools, the rest in the shell; the tools'
     results are sent in. Returns whether all changes were made.
     """
@@ -136,7 +136,7 @@ def _work(turn: ChatTurn, changes: Sequence[Change], workdir: str, edit: Editing
     if left and not tools.has_shell:
         return False
     if left:
-        results = yield _apply(tools, left, "I apply the change as a patch.")
+        results = yield _patch_action(tools, left, "I apply the change as a patch.")
         if tools.failed(results[0]):
             return False
     if tools.has_shell:
@@ -160,7 +160,7 @@ def _apply_change(change: Change, tools: Toolset, workdir: str, edit: Editing) -
             results = yield Action("This file goes.", (tools.run(command, "Remove the file"),))
             return not tools.failed(results[0])
         case Apply() if tools.has_shell:
-            results = yield _apply(tools, [change], "This part I apply as a patch.")
+            results = yield _patch_action(tools, [change], "This part I apply as a patch.")
             return not tools.failed(results[0])
         case _:
             return False
@@ -168,8 +168,8 @@ def _apply_change(change: Change, tools: Toolset, workdir: str, edit: Editing) -
 
 def _edit(edit: Edit, path: str, tools: Toolset) -> Work:
     size = edit.old.count("\n") + 1
-    offset = max(1, edit.line - _AROUND)
-    limit = edit.line - offset + size + _AROUND
+    offset = max(1, edit.line - _CONTEXT_LINES)
+    limit = edit.line - offset + size + _CONTEXT_LINES
     say = f"Let me read `{edit.path}` around line {edit.line}."
     results = yield Action(say, (tools.read(path, offset, limit),))
     window = tools.lines_read(results[0], offset)
@@ -177,10 +177,11 @@ def _edit(edit: Edit, path: str, tools: Toolset) -> Work:
     if _is_applied(edit, window):
         return True
     width = next(
-        (width for width in range(_AROUND + 1) if _is_unique(_replacement(edit, window, width), seen)), _AROUND
+        (width for width in range(_CONTEXT_LINES + 1) if _is_unique(_replacement(edit, window, width), seen)),
+        _CONTEXT_LINES,
     )
     # A tool that takes the first lines that fit is told of as many as there are.
-    for attempt in dict.fromkeys((width, _AROUND) if tools.edits else (_AROUND,)):
+    for attempt in dict.fromkeys((width, _CONTEXT_LINES) if tools.edits else (_CONTEXT_LINES,)):
         old, new = _replacement(edit, window, attempt)
         if not old or not new or any(line != line.rstrip() for line in new.split("\n")):
             return False
@@ -256,6 +257,6 @@ def _is_unique(replacement: tuple[str, str], seen: str) -> bool:
     return bool(old.strip() and new.strip()) and -1 < seen.find(old) == seen.rfind(old)  # overlaps count too
 
 
-def _apply(tools: Toolset, changes: Sequence[Change], say: str) -> Action:
+def _patch_action(tools: Toolset, changes: Sequence[Change], say: str) -> Action:
     patch = "".join(change.patch if change.patch.endswith("\n") else change.patch + "\n" for change in changes)
     return Action(say, (tools.run(patch_command(patch), "Apply the patch"),))

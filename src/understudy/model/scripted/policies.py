@@ -13,10 +13,10 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import ConfigError, TaskError
-from understudy.model.scripted.changes import Change, read_changes, spoil
+from understudy.model.scripted.changes import Change, read_changes, wrong_changes
 from understudy.model.scripted.oracle import Action, ChatTurn, Policy, next_action
 
-_ANCHOR = 24
+_ANCHOR_CHARACTERS = 24
 
 
 class ScriptedTask(Struct, frozen=True):
@@ -45,10 +45,10 @@ class TaskIndex:
         texts.pop("", None)
         # For speed, an instruction is found by one short piece: its beginning, middle or end, whichever the fewest
         # instructions share. Beginnings alone would not do, since an author's instructions often begin alike.
-        spread: Counter[str] = Counter(anchor for text in texts for anchor in set(_anchors(text)))
+        anchor_counts: Counter[str] = Counter(anchor for text in texts for anchor in set(_anchors(text)))
         self._by_anchor: defaultdict[str, list[tuple[str, ScriptedTask]]] = defaultdict(list)
         for text, task in texts.items():
-            self._by_anchor[min(_anchors(text), key=lambda anchor: spread[anchor])].append((text, task))
+            self._by_anchor[min(_anchors(text), key=lambda anchor: anchor_counts[anchor])].append((text, task))
         self._lengths = sorted({len(anchor) for anchor in self._by_anchor})
         self.find = lru_cache(maxsize=256)(self._find)
 
@@ -72,8 +72,8 @@ class TaskIndex:
 
 
 def _anchors(text: str) -> tuple[str, ...]:
-    middle = max(0, (len(text) - _ANCHOR) // 2)
-    return (text[:_ANCHOR], text[middle : middle + _ANCHOR], text[-_ANCHOR:])
+    middle = max(0, (len(text) - _ANCHOR_CHARACTERS) // 2)
+    return (text[:_ANCHOR_CHARACTERS], text[middle : middle + _ANCHOR_CHARACTERS], text[-_ANCHOR_CHARACTERS:])
 
 
 def read_tasks(path: Path) -> TaskIndex:
@@ -98,7 +98,7 @@ def read_tasks(path: Path) -> TaskIndex:
 _Number = TypeVar("_Number", int, float)
 
 _NO_TOOLS = Action("Working on the task")
-_UNKNOWN = Action("I have no task for this request: none of the instructions I was given occurs in it.")
+_NO_TASK = Action("I have no task for this request: none of the instructions I was given occurs in it.")
 
 
 class PatchPolicy:
@@ -126,7 +126,7 @@ class PatchPolicy:
             if message.role == "user" and (task := self._tasks.find(message.text)):
                 changes = self._changes(request, task)
                 return next_action(request, index, changes, task.workdir, terse=self._terse)
-        return _UNKNOWN
+        return _NO_TASK
 
 
 class IdlePolicy:
@@ -144,7 +144,7 @@ def _gold_changes(task: ScriptedTask) -> list[Change]:
 
 
 def _wrong_changes(task: ScriptedTask) -> list[Change]:
-    return spoil(read_changes(task.gold_patch))
+    return wrong_changes(read_changes(task.gold_patch))
 
 
 def _flaky(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:

@@ -204,14 +204,14 @@ _SYSTEM_END = "\n\n"
 _HEADERS = {"system": "system\n", "user": "user\n", "assistant": "assistant\n"}
 
 
-class UnrenderedPrompt(Struct, frozen=True):
+class ParsedPrompt(Struct, frozen=True):
     """The conversation and tools in a prompt, without the ids of tool calls."""
 
     messages: list[ModelMessage]
     tools: list[ModelTool] | None
 
 
-def unrender(tokenizer: ScriptedTokenizer, ids: Sequence[int]) -> UnrenderedPrompt:
+def parse_prompt(tokenizer: ScriptedTokenizer, ids: Sequence[int]) -> ParsedPrompt:
     """Return the conversation that the template rendered to `ids`, which end with the start of the assistant's
     turn.
 
@@ -228,7 +228,7 @@ def unrender(tokenizer: ScriptedTokenizer, ids: Sequence[int]) -> UnrenderedProm
             messages.extend(system)
         else:
             messages.extend(_messages(tokenizer, turn))
-    return UnrenderedPrompt(messages, tools)
+    return ParsedPrompt(messages, tools)
 
 
 def _turns(tokenizer: ScriptedTokenizer, ids: Sequence[int]) -> list[list[int]]:
