@@ -30,8 +30,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from understudy.checks.twin_ids import deciding_tests
-from understudy.checks.twin_templates import draw_versions, make_templates
+from understudy.checks.twins.templates import draw_versions, make_templates
+from understudy.checks.twins.test_ids import deciding_tests
 from understudy.config import cache_dir
 from understudy.grade.official import MODULE, problems
 from understudy.grade.verdict import grade, validate

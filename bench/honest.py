@@ -36,7 +36,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from understudy.checks.protection import protection_of
-from understudy.checks.twin_ids import deciding_tests
+from understudy.checks.twins.test_ids import deciding_tests
 from understudy.config import cache_dir
 from understudy.errors import UnderstudyError
 from understudy.grade.audit import audit

@@ -16,9 +16,9 @@ from understudy.checks import report_plugin
 from understudy.checks.base import GradingOptions
 from understudy.checks.run import run_task_version
 from understudy.checks.runtime_events import REASONS, read_watch
-from understudy.checks.twin_ids import deciding_tests
-from understudy.checks.twin_run import WrittenVersion
-from understudy.checks.twins import write_version
+from understudy.checks.twins.run import WrittenVersion
+from understudy.checks.twins.test_ids import deciding_tests
+from understudy.checks.twins.versions import write_version
 from understudy.grade.apply import apply_patch
 from understudy.grade.verdict import grade
 from understudy.sandbox.base import Sandboxes

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from understudy.checks.base import GradingOptions
-from understudy.checks.twin_ids import deciding_tests
-from understudy.checks.twin_templates import draw_versions, make_templates
+from understudy.checks.twins.templates import draw_versions, make_templates
+from understudy.checks.twins.test_ids import deciding_tests
 from understudy.grade.verdict import grade, validate
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment

@@ -37,7 +37,7 @@ class CheckResult(Struct, frozen=True):
 
 
 class TwinTest(Struct, frozen=True):
-    """A deciding test in its rewritten versions (see `understudy.checks.twin_run`). `name` is its node id in them.
+    """A deciding test in its rewritten versions (see `twins.run`). `name` is its node id in them.
     `gold` maps each site (a rewritten assertion) to what was observed there with the gold patch, as JSON.
     """
 
@@ -46,7 +46,7 @@ class TwinTest(Struct, frozen=True):
 
 
 class OtherInputs(Struct, frozen=True):
-    """Other inputs for the deciding tests, and what the gold patch answers (see `understudy.checks.twin_inputs`).
+    """Other inputs for the deciding tests, and what the gold patch answers (see `twins.other_inputs`).
 
     `tests` has the sites whose answers differ from those to the tests' own inputs, and those that expect an
     exception; `bits` is the binary logarithm of the number of guesses at the former in `fail_to_pass`. `refused`
@@ -83,7 +83,7 @@ class GradingOptions(Struct, frozen=True):
     - `twin_seed`: decides what changed expectations are.
     - `twin_bits`: the binary logarithm of the number of guesses at those expectations of `fail_to_pass` that the
       code does not meet without the gold patch; `twin_all_bits` of the guesses at all of them.
-    - `twin_inputs`: other inputs with which a solution is run.
+    - `twins.other_inputs`: other inputs with which a solution is run.
     """
 
     as_root: bool = False

@@ -1,6 +1,7 @@
 """Changes the literals of a test file, so that its tests call the tested code with other inputs.
 
-Whatever depends on an input then has another value, which only code that computes it can know (see `twin_inputs`).
+Whatever depends on an input then has another value, which only code that computes it can know (see
+`twins.other_inputs`).
 Equal numbers and words are changed alike in all hidden files, since a test often looks up what it wrote before. A
 number stays in its range, such as months, minutes or years of this century, and the order of numbers of one range
 stays; in longer ones, digits above 7 come only where there are some. A word keeps its ending, by which code may
@@ -19,9 +20,9 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from understudy.checks.twin_exposure import READERS
-from understudy.checks.twin_literals import is_literal
-from understudy.checks.twin_names import name_of
+from understudy.checks.twins.exposure import READERS
+from understudy.checks.twins.literals import is_literal
+from understudy.checks.twins.names import name_of
 from understudy.util.python_syntax import parse_module
 
 _TOKEN = re.compile(r"[0-9]+|[A-Za-z]{3,}")

@@ -2,7 +2,7 @@
 
 Tests of a solution often fail without it only because a name or a parameter is missing. Code that adds these and
 computes nothing new satisfies whatever the old code did already, so such assertions protect nothing (see
-`twin_learn`). Outlines are run at validation to find them. Nothing here runs code.
+`twins.learning`). Outlines are run at validation to find them. Nothing here runs code.
 """
 
 from __future__ import annotations

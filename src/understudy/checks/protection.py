@@ -1,4 +1,4 @@
-"""How far twins protect the verdicts on a task, or on one patch (see `twin_run` and `twin_inputs`)."""
+"""How far twins protect the verdicts on a task, or on one patch (see `twins.run` and `twins.other_inputs`)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from understudy.checks.base import GradingOptions
-from understudy.checks.twin_ids import deciding_tests
-from understudy.checks.twin_inputs import ENOUGH_SHARED, InputAgreement, full_agreement
-from understudy.checks.twin_run import ENOUGH_BITS
+from understudy.checks.twins.other_inputs import ENOUGH_SHARED, InputAgreement, full_agreement
+from understudy.checks.twins.run import ENOUGH_BITS
+from understudy.checks.twins.test_ids import deciding_tests
 from understudy.types import Protection, PytestChecks, ScriptChecks, Task
 
 NOT_VALIDATED = "the task was not validated as it is graded here"

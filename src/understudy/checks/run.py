@@ -16,10 +16,10 @@ from understudy.checks.runtime_events import opened_unseen, with_events
 from understudy.checks.script import run_script
 from understudy.checks.seal import HiddenFiles, changed_files, read_hidden, with_unchanged
 from understudy.checks.suite import run_suite
-from understudy.checks.twin_ids import DecidingTests
-from understudy.checks.twin_run import VersionRun, WrittenVersion, run_version
-from understudy.checks.twin_script import run_script_version
-from understudy.checks.twin_suite import run_suite_version
+from understudy.checks.twins.run import VersionRun, WrittenVersion, run_version
+from understudy.checks.twins.script import run_script_version
+from understudy.checks.twins.suite import run_suite_version
+from understudy.checks.twins.test_ids import DecidingTests
 from understudy.sandbox.base import Sandbox
 from understudy.types import Evidence, Integrity, PytestChecks, ScriptChecks, SuiteChecks, Task, is_solved
 

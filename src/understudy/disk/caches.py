@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from understudy.agents.packages import AGENT_PACKAGES
-from understudy.checks.twin_templates import VERSIONS
+from understudy.checks.twins.templates import VERSIONS
 from understudy.config import CACHE_LOCK
 from understudy.report.directories import VIEW_INDEXES
 from understudy.util.files import locked

@@ -24,10 +24,9 @@ from understudy.checks.run import run_checks, run_task_version
 from understudy.checks.runtime_events import event_keys
 from understudy.checks.seal import read_hidden
 from understudy.checks.suite import run_before_patch
-from understudy.checks.twin_ids import DecidingTests, deciding_tests, version_texts
-from understudy.checks.twin_inputs import InputAgreement, judge_inputs
-from understudy.checks.twin_learn import learn_twins
-from understudy.checks.twin_run import (
+from understudy.checks.twins.learning import learn_twins
+from understudy.checks.twins.other_inputs import InputAgreement, judge_inputs
+from understudy.checks.twins.run import (
     ATTEMPTS,
     References,
     TwinJudgement,
@@ -35,13 +34,14 @@ from understudy.checks.twin_run import (
     WrittenVersion,
     judge_twins,
 )
-from understudy.checks.twin_script import (
+from understudy.checks.twins.script import (
     hidden_contents,
     one_word_scripts,
     placed_one_word_scripts,
     placed_version,
 )
-from understudy.checks.twin_templates import VERSIONS, VersionTemplates, draw_versions, load_templates
+from understudy.checks.twins.templates import VERSIONS, VersionTemplates, draw_versions, load_templates
+from understudy.checks.twins.test_ids import DecidingTests, deciding_tests, version_texts
 from understudy.config import cache_dir
 from understudy.errors import GraderError, TaskError
 from understudy.grade.apply import apply_patch

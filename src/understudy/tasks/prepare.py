@@ -25,7 +25,7 @@ from understudy.checks.base import GradingOptions
 from understudy.checks.pytest_checks import PLUGIN_MOUNT
 from understudy.checks.runtime_events import WATCH_MOUNT
 from understudy.checks.script import REWARDS
-from understudy.checks.twin_run import DRIVER_MOUNTS
+from understudy.checks.twins.run import DRIVER_MOUNTS
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec

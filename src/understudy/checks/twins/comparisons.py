@@ -1,0 +1,48 @@
+"""Observes the comparisons that a test file evaluates itself, outside of what `twins` rewrites as assertions.
+
+A test may compare first and decide later: `a == 1 or b == 2`, `failed += got != wanted`, helpers that return a
+comparison. The expected value stays in the process then, but what is compared is known: where the gold patch has a
+builtin value, an object that only claims to be equal is not one.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, cast
+
+from understudy.checks.twins.assertions import COMPARISONS
+
+_FIRST = 10_000  # the numbers of a file's assertions are below this one
+_MOST = 10_000
+NUMBERS = _FIRST + _MOST
+"""How many numbers the assertions and comparisons of one file have."""
+_OBSERVED = frozenset({"==", "!=", "in", "not in"})
+
+
+def number_comparisons(tree: ast.Module) -> None:
+    """Number all comparisons of a file, before anything is rewritten: versions of it must agree in the numbers."""
+    comparisons = (node for node in ast.walk(tree) if isinstance(node, ast.Compare) and len(node.ops) == 1)
+    for number, node in enumerate(node for node in comparisons if COMPARISONS[type(node.ops[0])] in _OBSERVED):
+        cast("Any", node).number = number
+
+
+def observe_comparisons(tree: ast.Module, first: int) -> dict[int, str]:
+    """Replace the numbered comparisons that are left by calls of `_result_`; return their operators by number."""
+    observer = _Observer(first + _FIRST)
+    observer.visit(tree)
+    return observer.operators
+
+
+class _Observer(ast.NodeTransformer):
+    def __init__(self, first: int) -> None:
+        self.operators: dict[int, str] = {}
+        self._first = first
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        number = getattr(node, "number", _MOST)
+        if number >= _MOST:
+            return node
+        operator = self.operators[self._first + number] = COMPARISONS[type(node.ops[0])]
+        arguments = [ast.Constant(self._first + number), ast.Constant(operator), node.left, node.comparators[0]]
+        return ast.Call(ast.Name("_result_", ast.Load()), arguments, [])

@@ -1,0 +1,314 @@
+"""Learns at validation which assertions of deciding tests have twins (see `twins`), and how much they protect.
+
+Three versions are run with the gold patch, and the sites that observe the same in all of them are used. Their
+observations never enter a sandbox; other patches have to send the same. The last version is also run over code
+that computes nothing new (see `outline`): what it observes rightly needs no guess.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from understudy.checks.base import GradingOptions, TwinTest
+from understudy.checks.twins.clues import Clues
+from understudy.checks.twins.guessing import is_read, secret_bits
+from understudy.checks.twins.judge import (
+    DIGESTED,
+    Observation,
+    decode,
+    holds,
+    is_reordered,
+    is_rest,
+    without_rest,
+)
+from understudy.checks.twins.other_inputs import learn_inputs
+from understudy.checks.twins.run import (
+    ENOUGH_BITS,
+    References,
+    VersionRun,
+    WrittenVersion,
+    emptied_functions,
+    names_in_version,
+    readable_values,
+    write_versions,
+)
+from understudy.checks.twins.sites import TwinSite
+from understudy.checks.twins.test_ids import DecidingTests, function_of
+from understudy.types import TestOutcome
+from understudy.util.python_syntax import parse_literal
+
+Run = Callable[[WrittenVersion], Awaitable[VersionRun]]
+"""Runs a version over one patch, in a sandbox of its own."""
+
+
+class _Runs(Struct, frozen=True):
+    """The runs that twins are learned from: with the gold patch, with the tests' own names and values; all
+    expectations changed; as used for grading. `effortless` are those of the last one over effortless code.
+    """
+
+    named: VersionRun
+    changed: VersionRun
+    true: VersionRun
+    effortless: tuple[VersionRun, ...] = ()
+
+
+async def learn_twins(
+    tests: DecidingTests, options: GradingOptions, run: Run, data: Mapping[str, bytes], references: References
+) -> GradingOptions:
+    """Return the options with the twins of a task's deciding tests, as learned by runs with the gold patch.
+
+    `data` are hidden files without versions, by path: tested code can read them.
+    """
+    options = replace(options, twin_seed=secrets.randbits(32), twin_plain=(), twin_named=())
+    options = replace(options, twin_uncut=(), twin_fixed=())
+    named = await _run_uncut(tests, options, run)
+    if lost := _lost_files(tests, named):
+        options = replace(options, twin_named=lost)
+        named = await _run_uncut(tests, options, run)
+    options = replace(options, twin_plain=_to_evaluate(named))
+    runs = await _run_both(tests, options, run, named)
+    broken = _broken_files(named, runs.true)
+    if broken:
+        options = replace(options, twin_uncut=broken)
+        runs = await _run_both(tests, options, run, named)
+    learn = partial(_learned, tests, data=data, references=references)
+    learned = await asyncio.to_thread(learn, options, runs)
+    # Inputs of other tests may reveal what a test expects. Whether fewer expectations are revealed without those
+    # tests is first computed from the observations that exist already.
+    apart = replace(options, twin_apart=True)
+    if _worth(await asyncio.to_thread(learn, apart, runs)) > _worth(learned):
+        runs_apart = await _run_both(tests, apart, run, named)
+        if not _broken_files(named, runs_apart.true):
+            other = await asyncio.to_thread(learn, apart, runs_apart)
+            if _worth(other) > _worth(learned):
+                options, runs = apart, runs_apart
+    for emptied in emptied_functions(tests, options):
+        version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, emptied=emptied)
+        runs = replace(runs, effortless=(*runs.effortless, *await references.effortless(version)))
+    options = await asyncio.to_thread(learn, options, runs)
+    return await learn_inputs(tests, options, named, data, references)
+
+
+def _worth(options: GradingOptions) -> tuple[int, float, int]:
+    """Return a sort key of options: more tests with twins, then more bits to guess, then fewer partial twins are
+    better.
+    """
+    return len(options.twins), min(options.twin_bits, ENOUGH_BITS), -len(options.partial_twins)
+
+
+def _learned(
+    tests: DecidingTests,
+    options: GradingOptions,
+    runs: _Runs,
+    *,
+    data: Mapping[str, bytes],
+    references: References,
+) -> GradingOptions:
+    """Return the options with the twins that the runs with the gold patch confirm."""
+    named, second, third = runs.named, runs.changed, runs.true
+    names = names_in_version(named, third)
+    fixed = _not_changeable(names, second, third)
+    options = replace(options, twin_fixed=tuple(sorted(fixed)))
+    spread = [
+        (emptied, Clues(readable_values(write_versions(tests, options, lambda _: False, emptied=emptied), data)))
+        for emptied in emptied_functions(tests, options)
+    ]
+    twins: dict[str, TwinTest] = {}
+    exposed: list[str] = []
+    expected: list[tuple[TwinSite, list[Observation]]] = []
+    secret: list[tuple[TwinSite, list[Observation]]] = []
+    for node in (*tests.fail_to_pass, *tests.pass_to_pass):
+        name = names.get(node, "")
+        if named.outcomes.get(node) != "passed" or third.outcomes.get(name) != "passed":
+            continue
+        gold = third.seen.get(name, {})
+        ended = second.outcomes.get(name) == "passed"
+        confirming = (
+            (named, node, frozenset(options.twin_plain)),
+            (second, name, frozenset(fixed if ended else gold)),
+            (third, name, frozenset[int]()),
+        )
+        stable = _stable_sites(confirming, gold)
+        results = {number for number in stable if third.sites[number].operation in ("result", "own")}
+        ends = {number: seen for number, seen in stable.items() if third.sites[number].operation == "end"}
+        sites = {number: seen for number, seen in stable.items() if number not in results | ends.keys()} or ends
+        if not sites and not results:
+            continue
+        kept = {number: json.dumps(seen) for number, seen in sites.items()} | dict.fromkeys(results, "[]")
+        twins[node] = TwinTest(name, kept)
+        in_version = next(clues for emptied, clues in spread if function_of(node) not in emptied)
+        used = {
+            number: _in_use(third.sites[number], seen, in_version, fixed=number in fixed)
+            for number, seen in sites.items()
+        }
+        some_exposed = not used or not all(site.withheld or site.changeable for site in used.values())
+        some_exposed |= ended and any(
+            is_reordered(third.sites[number], seen, second.seen[name][number])
+            for number, seen in sites.items()
+            if number not in fixed
+        )
+        if some_exposed or _unused(named, node, sites):
+            exposed.append(node)
+        if node in tests.fail_to_pass:
+            for number, seen in sites.items():
+                expected.append((used[number], without_rest(seen)))
+                if not _is_effortless(runs, node, name, number, seen):
+                    secret.append(expected[-1])
+    clues = Clues(spread[0][1].readable, references.texts, references.sources)
+    options = replace(options, twin_bits=round(secret_bits(secret, clues), 1))
+    options = replace(options, twin_all_bits=round(secret_bits(expected, clues), 1))
+    return replace(options, twins=twins, partial_twins=tuple(exposed))
+
+
+def _is_effortless(runs: _Runs, node: str, name: str, number: int, gold: Sequence[Observation]) -> bool:
+    """Return whether code that computes nothing new observes at a site what the gold patch does."""
+    return any(
+        function_of(node) not in run.emptied
+        and number in run.sites
+        and bool(seen := run.seen.get(name, {}).get(number, []))
+        and holds(runs.true.sites[number], gold, seen)
+        for run in runs.effortless
+    )
+
+
+def _in_use(site: TwinSite, seen: Sequence[Observation], clues: Clues, *, fixed: bool) -> TwinSite:
+    """Return a site with the protection that it really gives.
+
+    It is not changeable if tested code can detect the change, and not withheld if tested code can read the
+    expectation elsewhere, or if not all its observations are sent and a digest of the rest is no evidence.
+    """
+    is_cut_off = site.operation not in DIGESTED and any(map(is_rest, seen))
+    repeats = site.changeable and clues.readable.repeats(parse_literal(site.expected))
+    return replace(
+        site,
+        changeable=site.changeable and not fixed and not repeats,
+        withheld=site.withheld and not is_cut_off and not is_read(site, without_rest(seen), clues),
+    )
+
+
+def _not_changeable(names: Mapping[str, str], changed: VersionRun, true: VersionRun) -> set[int]:
+    """Return the sites that did not fail with a changed expectation, or whose test did not come to its end."""
+    return {
+        number
+        for name in names.values()
+        for number, seen in true.seen.get(name, {}).items()
+        if true.sites[number].changeable
+        and (
+            changed.outcomes.get(name) != "passed"
+            or not holds(changed.sites[number], seen, changed.seen.get(name, {}).get(number, []))
+        )
+    }
+
+
+def _stable_sites(
+    runs: Sequence[tuple[VersionRun, str, frozenset[int]]], gold: Mapping[int, list[Observation]]
+) -> dict[int, list[Observation]]:
+    """Return the sites that hold in all runs. `runs` has for each run the test's name in it, and the sites that it
+    does not cover.
+    """
+    return {
+        number: seen
+        for number, seen in gold.items()
+        if all(
+            number in without
+            or (number in run.sites and holds(run.sites[number], seen, run.seen.get(name, {}).get(number, [])))
+            for run, name, without in runs
+        )
+    }
+
+
+async def _run_both(tests: DecidingTests, options: GradingOptions, run: Run, named: VersionRun) -> _Runs:
+    """Run the version with every changeable expectation changed, then the true version.
+
+    The first runs with another hash seed: what depends on the order of sets differs between the two.
+    """
+    both: list[VersionRun] = []
+    for changed in (True, False):
+        runs: list[VersionRun] = []
+        for emptied in emptied_functions(tests, options):
+            version = partial(write_versions, tests, options, lambda _, changed=changed: changed, emptied=emptied)
+            runs.append(await run(replace(await asyncio.to_thread(version), reseeded=changed)))
+        both.append(_joined(runs))
+    return _Runs(named, both[0], both[1])
+
+
+def _joined(runs: Sequence[VersionRun]) -> VersionRun:
+    """Join the runs that one version's tests are spread over: each test comes from the run in which it is not
+    emptied.
+    """
+    if len(runs) == 1:
+        return runs[0]
+    sites: dict[int, TwinSite] = {}
+    outcomes: dict[str, TestOutcome] = {}
+    seen: dict[str, dict[int, list[Observation]]] = {}
+    for places in zip(*(run.outcomes.items() for run in runs), strict=False):
+        for run, (node, outcome) in zip(runs, places, strict=True):
+            if function_of(node) in run.emptied:
+                continue
+            outcomes[node], seen[node] = outcome, run.seen.get(node, {})
+            for number in seen[node].keys() & run.sites.keys():
+                before = sites.get(number, run.sites[number])
+                sites[number] = replace(run.sites[number], withheld=before.withheld and run.sites[number].withheld)
+    return replace(runs[0], sites=sites, outcomes=outcomes, seen=seen, emptied=frozenset())
+
+
+async def _run_uncut(tests: DecidingTests, options: GradingOptions, run: Run) -> VersionRun:
+    """Run the true version with all values and test ids, by which tests are identified in the other versions."""
+    return await run(await asyncio.to_thread(write_versions, tests, options, lambda _: False, cut=False))
+
+
+def _lost_files(tests: DecidingTests, named: VersionRun) -> tuple[str, ...]:
+    """Return the files with deciding tests that do not pass as versions; maybe they need their own names."""
+    nodes = (*tests.fail_to_pass, *tests.pass_to_pass)
+    return tuple(sorted({node.partition("::")[0] for node in nodes if named.outcomes.get(node) != "passed"}))
+
+
+def _unused(run: VersionRun, node: str, sites: Mapping[int, object]) -> bool:
+    """Return whether a test evaluated an assertion in this run that is not among `sites`."""
+    return any(
+        run.sites[site].operation not in ("end", "result", "own")
+        for site in run.seen.get(node, {})
+        if site not in sites
+    )
+
+
+def _to_evaluate(run: VersionRun) -> tuple[int, ...]:
+    """Return the sites whose observations cannot be judged outside of the process."""
+    indexes: set[int] = set()
+    for sites in run.seen.values():
+        for number, seen in sites.items():
+            site = run.sites.get(number)
+            if site is None or site.operation in ("truth", "pair", "end", "result", "own"):
+                continue
+            if not holds(site, seen, seen) or any(each[0] == "value" and not _is_readable(each) for each in seen):
+                indexes.add(number)
+    return tuple(sorted(indexes))
+
+
+def _is_readable(seen: Observation) -> bool:
+    try:
+        decode(seen[1])
+    except (ValueError, IndexError):
+        return False
+    return True
+
+
+def _broken_files(named: VersionRun, run: VersionRun) -> tuple[str, ...]:
+    """Return the files whose tests no longer pass once unused values are removed."""
+    names = names_in_version(named, run)
+    return tuple(
+        sorted(
+            {
+                node.partition("::")[0]
+                for node, outcome in named.outcomes.items()
+                if outcome == "passed" and run.outcomes.get(names.get(node, "")) != "passed"
+            }
+        )
+    )

@@ -1,0 +1,112 @@
+"""Observes whose code decides what the arithmetic of a test file yields.
+
+A test may compute with what it checks before it asserts anything: `abs(f(x) - e) / e < t`, helpers that return a
+difference, `text.count(w) == 1`. A number, text or container of a class of the tested code's own can decide what
+comes of that. Operands are therefore passed through `_own_`, which reports those of such classes; where the gold
+patch has none, a patch that has them is not protected by the assertions that follow.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, cast
+
+from understudy.checks.twins.comparisons import NUMBERS as _BEFORE
+from understudy.checks.twins.names import name_of
+
+_MOST = 10_000
+NUMBERS = _BEFORE + _MOST
+"""How many numbers the assertions, comparisons and operands of one file have."""
+_FUNCTIONS = frozenset(
+    {
+        "abs",
+        "complex",
+        "divmod",
+        "fabs",
+        "float",
+        "fsum",
+        "int",
+        "isclose",
+        "len",
+        "list",
+        "max",
+        "min",
+        "pow",
+        "round",
+    }
+    | {"frozenset", "set", "sorted", "sum", "tuple"}
+)
+_METHODS = frozenset(
+    name
+    for kind in (str, bytes, list, dict, set, float, int)
+    for name in dir(kind)
+    if not name.startswith("_") and name not in ("append", "add", "format")
+)
+# Not what is computed from operands, which are looked at themselves: a sum of hundreds would be nested too deeply.
+_OPERANDS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.IfExp, ast.Await)
+
+
+def number_operands(tree: ast.Module) -> None:
+    """Number all operands of a file, before anything is rewritten: versions of it must agree in the numbers."""
+    number = 0
+    texts = (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr))
+    in_texts = {id(part) for text in texts for part in ast.walk(text)}  # calls in them cannot always be written
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in (part for statement in function.body for part in ast.walk(statement)):
+                for operand, method in _operands(node):
+                    if not hasattr(operand, "operand_number") and id(operand) not in in_texts and number < _MOST:
+                        cast("Any", operand).operand_number = (number, method)
+                        number += 1
+
+
+def _operands(node: ast.AST) -> list[tuple[ast.expr, str]]:
+    """Return the operands of a node, each with the method that is called on it, if one is."""
+    match node:
+        case ast.BinOp(left=left, right=right):
+            operands = [(left, ""), (right, "")]
+        case ast.AugAssign(value=value):
+            operands = [(value, "")]
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() | ast.Invert(), operand=value):
+            operands = [(value, "")]
+        case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in _METHODS:
+            operands = [(value, name)]
+        case ast.Call(args=arguments) if name_of(node) in _FUNCTIONS:
+            operands = [(each, "") for each in arguments]
+        case _:
+            return []
+    return [(each, method) for each, method in operands if isinstance(each, _OPERANDS)]
+
+
+def observe_operands(tree: ast.Module, first: int) -> frozenset[int]:
+    """Pass the numbered operands that are left through `_own_`; return their numbers."""
+    observer = _OperandObserver(first + _BEFORE)
+    observer.visit(tree)
+    return frozenset(observer.numbers)
+
+
+class _OperandObserver(ast.NodeTransformer):
+    def __init__(self, first: int) -> None:
+        self.numbers: list[int] = []
+        self._first = first
+
+    def visit(self, node: ast.AST) -> Any:
+        match node:
+            case ast.Call(func=ast.Name(id=name), args=arguments) if name.startswith("_") and name.endswith("_"):
+                for each in arguments:  # what is reported as a value is not taken for what an operator makes of it
+                    vars(each).pop("operand_number", None)
+            case _:
+                pass
+        self.generic_visit(node)
+        number, method = getattr(node, "operand_number", (None, ""))
+        if (
+            number is None
+            or not isinstance(node, ast.expr)
+            or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+        ):
+            return node
+        self.numbers.append(self._first + number)
+        arguments: list[ast.expr] = [ast.Constant(self._first + number), node]
+        return ast.Call(
+            ast.Name("_own_", ast.Load()), [*arguments, *([ast.Constant(method)] if method else [])], []
+        )

@@ -1,0 +1,317 @@
+"""Compares a patch's answers to other inputs than the tests' own with those of the gold patch.
+
+Twins withhold what a test expects, but code can know it without computing it: it is usual, the instruction names
+it, or the code was told. So validation also runs versions with other inputs (see `input_changes`) over the gold
+patch, and stores its answers where they differ from those to the tests' own inputs. Nothing names these, and they
+never enter a sandbox. A patch that gives the same answers computes them; one that gives hardly any of them answers
+only the tests' own inputs. That is no proof of forging, since a task may leave open what such inputs yield.
+
+Where an input has to be right in itself (a check digit, a date), most others are not, and the gold patch refuses
+them. Where the tests expect such an exception of some inputs, refusing others is an answer too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from understudy.checks.base import GradingOptions, OtherInputs, TwinTest
+from understudy.checks.input_changes import InputChanges, draw_tokens, tokens_of, words_of_code
+from understudy.checks.twins.clues import Clues
+from understudy.checks.twins.guessing import secret_bits
+from understudy.checks.twins.judge import Observation, holds, without_rest
+from understudy.checks.twins.run import (
+    ENOUGH_BITS,
+    References,
+    VersionRun,
+    WrittenVersion,
+    names_in_version,
+    readable_values,
+    write_versions,
+)
+from understudy.checks.twins.sites import TwinSite
+from understudy.checks.twins.test_ids import DecidingTests
+
+_MOST_ANSWER, _MOST_ANSWERS = 20_000, 2 << 20  # characters of one answer, and of all: validations are stored
+_GOLD_RUNS = 2
+_DRAWS = 3
+"""How many other inputs are tried at most while the gold patch refuses all those of some test."""
+
+_CONTRADICTED = 0.5
+ENOUGH_SHARED = 0.9
+"""The share of the gold patch's answers to other inputs from which a patch counts as computing them."""
+
+_Answers = dict[str, dict[int, tuple[TwinSite, list[Observation]]]]
+"""By node and number, each site as it is compared, and what the gold patch answers there."""
+
+
+class _InputRuns(Struct, frozen=True):
+    """The runs that other inputs are learned from: with the tests' own inputs; with others over the gold patch;
+    with these over code that computes nothing new.
+    """
+
+    named: VersionRun
+    gold: tuple[VersionRun, ...]
+    effortless: tuple[VersionRun, ...] = ()
+
+
+class InputAgreement(Struct, frozen=True):
+    """How far a patch answers other inputs as the gold patch does.
+
+    `answers` is the number of different answers that the tests to fix get from the gold patch, and `share` the
+    mean share of their places where the patch gives them: 1 if it gives them wherever the gold patch does, and
+    half if it always gives one of two. `confirmed` are the nodes of all deciding tests with a high share,
+    `contradicted` the functions of tests to fix with a low one over all their parameters, with it: of their
+    answers, or of the inputs that the gold patch refuses.
+    """
+
+    answers: int = 0
+    share: float = 1.0
+    confirmed: frozenset[str] = frozenset()
+    contradicted: dict[str, float] = {}
+
+
+def full_agreement(tests: DecidingTests, options: GradingOptions) -> InputAgreement:
+    """Return the agreement of a patch that always answers as the gold patch does."""
+    nodes = frozenset(node for each in options.twin_inputs for node in each.tests)
+    gold = [
+        text
+        for each in options.twin_inputs
+        for node in tests.fail_to_pass
+        if node in each.tests
+        for text in each.tests[node].gold.values()
+    ]
+    return InputAgreement(len(set(gold)), 1.0, nodes)
+
+
+def input_versions(tests: DecidingTests, options: GradingOptions) -> list[WrittenVersion]:
+    """Return the versions with other inputs that a patch which passes the tests is run with."""
+    return [
+        write_versions(tests, options, lambda _: False, inputs=inputs.changes) for inputs in options.twin_inputs
+    ]
+
+
+def judge_inputs(
+    tests: DecidingTests, options: GradingOptions, runs: Sequence[VersionRun | None]
+) -> InputAgreement:
+    """Return how far a patch agrees; `runs` are those of `input_versions`, in their order. A version that did not
+    run (None) agrees nowhere.
+    """
+    to_fix = frozenset(tests.fail_to_pass)
+    by_answer: dict[str, list[bool]] = {}
+    by_node: dict[str, dict[str, list[bool]]] = {}
+    by_function: dict[str, dict[str, list[bool]]] = {}
+    refused: dict[str, list[bool]] = {}
+    for inputs, run in zip(options.twin_inputs, runs, strict=True):
+        for node, name in inputs.refused.items():
+            # Which exception it is does not matter: it depends on how the code is written.
+            refuses = run is not None and name in run.stopped and run.outcomes.get(name) != "passed"
+            refused.setdefault(_function(node), []).append(refuses)
+        for node, test in inputs.tests.items():
+            seen = run.seen.get(test.name, {}) if run else {}
+            for number, text in test.gold.items():
+                gold = json.loads(text)
+                site = _compared(run.sites[number], gold) if run and number in run.sites else None
+                agrees = site is not None and holds(site, gold, seen.get(number, []))
+                by_node.setdefault(node, {}).setdefault(text, []).append(agrees)
+                if node in to_fix:
+                    by_answer.setdefault(text, []).append(agrees)
+                    by_function.setdefault(_function(node), {}).setdefault(text, []).append(agrees)
+    shares = {function: sum(each) / len(each) for function, each in refused.items()}
+    for function, of_answers in by_function.items():
+        shares[function] = min(_share(of_answers), shares.get(function, 1.0))
+    return InputAgreement(
+        len(by_answer),
+        _share(by_answer),
+        frozenset(node for node, answers in by_node.items() if _share(answers) >= ENOUGH_SHARED),
+        {function: share for function, share in shares.items() if share < _CONTRADICTED},
+    )
+
+
+def _function(node: str) -> str:
+    """Return a node without its parameters."""
+    return node.partition("[")[0]
+
+
+def _share(answers: Mapping[str, Sequence[bool]]) -> float:
+    return sum(sum(each) / len(each) for each in answers.values()) / len(answers) if answers else 1.0
+
+
+async def learn_inputs(
+    tests: DecidingTests,
+    options: GradingOptions,
+    named: VersionRun,
+    data: Mapping[str, bytes],
+    references: References,
+) -> GradingOptions:
+    """Return the options with other inputs for a task's deciding tests, as far as there are any.
+
+    First only numbers are changed, then words and the lengths of lists too, which more often yields what the gold
+    patch does not accept. Of several draws that one counts to which the gold patch answers in most tests. `named`
+    is the run with the gold patch and the tests' own values.
+    """
+    if not any(node in options.twins for node in tests.fail_to_pass):
+        return options
+    tokens, fixed = await asyncio.to_thread(_tokens, tests, references.code)
+    choice = random.Random(secrets.randbits(64))
+    numbers = frozenset(filter(str.isdigit, tokens))
+    learned: list[OtherInputs] = []
+    for changed, shorter in ((numbers, False), (tokens, True)):
+        drawn: list[OtherInputs] = []
+        for _ in range(_DRAWS):
+            seed = secrets.randbits(32) | 1 if shorter else 0
+            changes = InputChanges(draw_tokens(changed, fixed, choice), seed)
+            drawn.append(await _learn(tests, options, named, data, references, changes))
+            if not _only_refused(drawn[-1]):
+                break
+        learned.append(max(drawn, key=lambda each: len(frozenset(map(_function, each.tests)))))
+    return replace(options, twin_inputs=tuple(each for each in learned if each.tests or each.refused))
+
+
+def _only_refused(inputs: OtherInputs) -> bool:
+    """Return whether there is a test of whose inputs the gold patch refuses all."""
+    return not {*map(_function, inputs.refused)} <= {*map(_function, inputs.tests)}
+
+
+async def _learn(
+    tests: DecidingTests,
+    options: GradingOptions,
+    named: VersionRun,
+    data: Mapping[str, bytes],
+    references: References,
+    changes: InputChanges,
+) -> OtherInputs:
+    """Return other inputs with these changes, without tests if the gold patch's answers to them show nothing.
+
+    Each further run is made only if those before it show something.
+    """
+    expected = _expected_exceptions(options, named)
+
+    # Answers of tests that need no fix can only confirm these, which changes nothing where guesses pass.
+    useful = {*tests.fail_to_pass, *(options.partial_twins if options.twin_bits >= ENOUGH_BITS else ())}
+
+    async def read(runs: _InputRuns) -> tuple[_Answers, dict[str, str]]:
+        answers = await asyncio.to_thread(_answers, tests, options, runs)
+        return answers if answers.keys() & useful else {}, _refused(tests, options, runs, expected)
+
+    nothing = OtherInputs(changes, {}, 0.0)
+    if not changes.tokens:
+        return nothing
+    version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, inputs=changes)
+    gold, effortless = tuple(await references.solution(version)), tuple[VersionRun, ...]()
+    if gold and any(await read(_InputRuns(named, gold))):
+        again = await references.solution(replace(version, reseeded=True))
+        if again and any(await read(_InputRuns(named, (*gold, *again)))):
+            gold, effortless = (*gold, *again), tuple(await references.effortless(version))
+    if len(gold) < _GOLD_RUNS:
+        return nothing
+    answers, refused = await read(_InputRuns(named, gold, effortless))
+    clues = Clues(await asyncio.to_thread(readable_values, version, data), references.texts, references.sources)
+    to_fix = [
+        (site, seen)
+        for node in tests.fail_to_pass
+        for site, seen in answers.get(node, {}).values()
+        if site.operation != "raises"
+    ]
+    names = names_in_version(named, gold[0])
+    kept = {
+        node: TwinTest(names[node], {number: json.dumps(seen) for number, (_, seen) in each.items()})
+        for node, each in answers.items()
+    }
+    bits = secret_bits(((site, without_rest(seen)) for site, seen in to_fix), clues)
+    return OtherInputs(changes, kept, round(bits, 1), refused)
+
+
+def _expected_exceptions(options: GradingOptions, named: VersionRun) -> frozenset[str]:
+    """Return the names of the exceptions that the gold patch raises where the deciding tests expect one."""
+    observed = (
+        json.loads(text)
+        for twin in options.twins.values()
+        for number, text in twin.gold.items()
+        if number in named.sites and named.sites[number].operation == "raises"
+    )
+    # Where it is evaluated in the process, only whether it holds was observed.
+    raised = (each[1] for seen in observed for each in without_rest(seen) if each[0] == "kind")
+    return frozenset(str(kinds[0]) for kinds in raised if kinds)
+
+
+def _refused(
+    tests: DecidingTests, options: GradingOptions, runs: _InputRuns, expected: frozenset[str]
+) -> dict[str, str]:
+    """Return the tests to fix that an expected exception ends in all runs of the gold patch, and in none without
+    it, by their names in the version.
+    """
+    names = names_in_version(runs.named, runs.gold[0])
+    return {
+        node: name
+        for node in tests.fail_to_pass
+        if node in options.twins
+        and (name := names.get(node, ""))
+        and all(expected.intersection(run.stopped.get(name, ())[:1]) for run in runs.gold)
+        and not any(name in run.stopped for run in runs.effortless)
+    }
+
+
+def _tokens(tests: DecidingTests, code: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what can be changed in the hidden files, and the words among it that keep their meaning only as they
+    are.
+    """
+    tokens: set[str] = set()
+    for name, text in tests.files.items():
+        if name.endswith(".py"):
+            with suppress(ValueError):  # no version is made of such a file
+                tokens |= tokens_of(text)
+    return frozenset(tokens), words_of_code(code)
+
+
+def _answers(tests: DecidingTests, options: GradingOptions, runs: _InputRuns) -> _Answers:
+    """Return the answers of the gold patch that say something, by node and site: the same in all its runs, others
+    than to the tests' own inputs, and in the tests to fix others than those of code that computes nothing new.
+    An exception counts where the test expects one.
+    """
+    names = names_in_version(runs.named, runs.gold[0])
+    answers: _Answers = {}
+    left = _MOST_ANSWERS
+    for node, twin in options.twins.items():
+        name = names.get(node, "")
+        effortless = runs.effortless if node in tests.fail_to_pass else ()
+        for number, gold in runs.gold[0].seen.get(name, {}).items():
+            site = _compared(runs.gold[0].sites[number], gold) if number in runs.gold[0].sites else None
+            if site is None or number not in twin.gold:
+                continue
+            others = [run.seen.get(name, {}).get(number, []) for run in effortless]
+            if site.operation != "raises":
+                others.append(json.loads(twin.gold[number]))
+            if any(holds(site, gold, each) for each in others) or not all(
+                holds(site, gold, run.seen.get(name, {}).get(number, [])) for run in runs.gold
+            ):
+                continue
+            size = len(json.dumps(gold))
+            if size <= min(_MOST_ANSWER, left):
+                left -= size
+                answers.setdefault(node, {})[number] = (site, gold)
+    return answers
+
+
+def _compared(site: TwinSite, gold: Sequence[Observation]) -> TwinSite | None:
+    """Return the site as its answers are compared with the gold patch's; None for one whose answers honest patches
+    need not share, such as a message of which the test looks for a part.
+    """
+    kinds = {str(each[0]) for each in gold}
+    site = replace(site, withheld=True, changeable=False)
+    if site.operation in ("equal", "same", "count", "approx") and kinds <= {"value", "rest"}:
+        return site
+    if site.operation == "compare" and site.operator == "is" and kinds == {"value"}:
+        return replace(site, operation="equal")
+    if site.operation == "raises" and kinds == {"kind"}:
+        return replace(site, operator="")
+    if site.operation == "truth" and kinds == {"truth"} and len({bool(each[1]) for each in gold}) == 1:
+        return replace(site, want=bool(gold[0][1]))
+    return None

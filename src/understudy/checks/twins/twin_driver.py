@@ -1,0 +1,393 @@
+"""Runs a version of test files inside a sandbox: `twin_driver.py REPORTER REPORT ROOT FILE...`.
+
+This file is mounted into sandboxes and run there by the task's own Python, so it needs pytest and nothing of ours
+but REPORTER, the path of `report_plugin.py`, and `twin_encoding.py` beside it. To the report's lines it adds
+`{"node", "site", "saw"}` for everything that a version (see `twins`) observes while a test runs. `saw` is
+`[kind, ...]`, in which values are written by `encode`. Expected values are not known here: code that forges an
+observation has to know them itself. An exception that ends a test is reported as `{"node", "stopped"}`, with the
+names of its classes.
+
+In suites with their own command the version's files load this module (see `twins.suite`), and `record` and
+`running` take the place of pytest's reporter. Their Pythons may be as old as 3.6.
+"""
+
+import atexit
+import hashlib
+import importlib.util
+import itertools
+import json
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from understudy.checks.twins import twin_encoding as _encoding
+else:
+
+    def _load_beside(name):
+        path = os.path.realpath(__file__).rpartition("/")[0] + "/" + name + ".py"
+        spec = importlib.util.spec_from_file_location("understudy_" + name, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    _encoding = _load_beside("twin_encoding")
+
+encode, has_own_code = _encoding.encode, _encoding.has_own_code
+
+_MOST_RESULTS = 100  # maximum number of results of a comparison outside of assertions, in one test
+_MOST_COMPARED = 500  # maximum number of values within a compared value
+_MOST_REPORTS = 1_000  # maximum number for one site in one test; of later ones only a digest is sent
+
+_ABSTRACT = frozenset({"collections.abc", "contextlib", "importlib.abc", "io", "numbers", "os", "typing"})
+
+_OPERATORS: "dict[str, Callable[[Any, Any], Any]]" = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda left, right: left in right,
+    "not in": lambda left, right: left not in right,
+    "is": operator.is_,
+    "count": lambda left, right: _same_elements(list(left), list(right)),
+    "approx": lambda left, right: True,
+}
+
+
+def _same_elements(left: "list[Any]", right: "list[Any]") -> bool:
+    for each in left:
+        if each not in right:
+            return False
+        right.remove(each)
+    return not right
+
+
+_PLAIN = frozenset({int, float, complex, bool, str, bytes, list, tuple, dict, set, frozenset, type(None)})
+_write: Any = None
+_node = ""
+
+
+def _reporting() -> "tuple[Callable[..., None], Callable[[], None], Callable[[int], int]]":
+    """Return functions that report an observation, report the ending test's later ones, and count a site's.
+
+    Counters and limit are variables here: tested code would find a module's. Later observations are reported as a
+    count and a sum of digests, independent of order.
+    """
+    counts, left, most = cast("dict[tuple[str, int], int]", {}), cast("dict[int, list[int]]", {}), _MOST_REPORTS
+
+    def report(site: int, *saw: Any) -> None:
+        counts[_node, site] = counts.get((_node, site), 0) + 1
+        if counts[_node, site] <= most:
+            return _write(node=_node, site=site, saw=list(saw))
+        content = _coarse(saw[1]) if saw[0] == "value" else saw
+        digest = hashlib.sha256(json.dumps(content).encode()).digest()
+        rest = left.setdefault(site, [0, 0])
+        rest[0] += 1
+        rest[1] = (rest[1] + int.from_bytes(digest[:8], "big")) % (1 << 64)
+
+    def report_rest() -> None:
+        for site, (count, total) in sorted(left.items()):
+            _write(node=_node, site=site, saw=["rest", count, hex(total)])
+        left.clear()
+
+    return report, report_rest, lambda site: counts.get((_node, site), 0)
+
+
+_report, _report_rest, _count = _reporting()
+
+
+def _coarse(encoded: Any) -> Any:
+    """Return a coarser form of an encoded value, mostly the same for values that the judge treats as equal."""
+    if isinstance(encoded, dict):
+        fields = cast("dict[str, Any]", encoded)
+        return {name: _coarse(fields[name]) for name in sorted(fields)}
+    if not isinstance(encoded, list) or not encoded:
+        return cast("Any", encoded)
+    parts = cast("list[Any]", encoded)
+    kind = parts[0]
+    if kind in ("b", "i"):
+        return str(int(parts[1], 16) if kind == "i" else parts[1])
+    if kind == "f":
+        number = float.fromhex(parts[1])
+        if number - number == 0 and abs(number - round(number)) <= 1e-9 * abs(number):
+            return str(round(number))
+        return f"{number:.6g}"
+    if kind in ("a", "o"):
+        return _coarse(parts[1])
+    if kind in ("l", "t"):
+        return ["l", _coarse(parts[1])]
+    if kind in ("e", "d"):
+        return [kind, sorted(map(_coarse, parts[1]), key=json.dumps)]
+    return [_coarse(each) for each in parts]
+
+
+def send(site: int, value: Any, second: "int | None" = None) -> None:
+    """Report an observed value for the assertion `site`, and for `second` if it compares the same value."""
+    encoded = encode(value)
+    _report(site, "value", encoded)
+    if second is not None:
+        _report(second, "value", encoded)
+
+
+def among(site: int, container: Any) -> None:
+    """Report the value that the assertion `site` looks for something in."""
+    _report(site, "value", encode(_items(container)))
+
+
+_last_read: "list[Any]" = []
+
+
+def _items(container: Any) -> Any:
+    """Return the items of an iterator, also when it was read before; any other container itself."""
+    kind = cast("Any", type(container))
+    if not hasattr(kind, "__next__") or hasattr(kind, "__contains__"):
+        return container
+    if not _last_read or _last_read[0] is not container:
+        _last_read[:] = (
+            container,
+            list(itertools.islice(cast("Iterator[Any]", container), _encoding.MOST_NODES + 1)),
+        )
+    return _last_read[1]
+
+
+def own(site: int, value: Any, method: str = "") -> Any:
+    """Return an operand, and report it if what an operator or `method` makes of it is decided by a class that may
+    be the tested code's.
+    """
+    if type(value) not in _PLAIN and _write is not None and not _count(site) and has_own_code(value, method):
+        _report(site, "own")
+    return value
+
+
+def holds(site: int, result: Any, second: "int | None" = None) -> None:
+    """Report whether a condition is true."""
+    saw = int(bool(result))
+    _report(site, "truth", saw)
+    if second is not None:
+        _report(second, "truth", saw)
+
+
+def pair(site: int, name: str, left: Any, right: Any) -> None:
+    """Report two values and whether a comparison of them is true."""
+    right = _items(right) if name in ("in", "not in") else right
+    saw = _OPERATORS[name](left, right)
+    saw = saw.all() if hasattr(saw, "all") and not isinstance(saw, bool) else saw
+    _report(site, "pair", encode(left), encode(right), int(bool(saw)))
+
+
+def result(site: int, name: str, left: Any, right: Any) -> Any:
+    """Return the result of a comparison. The first ones of a test are reported, if they are truth values."""
+    saw = _OPERATORS[name](left, right)
+    if (saw is True or saw is False) and _count(site) < _MOST_RESULTS and _write is not None:
+        _report(site, "result", encode(left, _MOST_COMPARED), encode(right, _MOST_COMPARED), int(saw))
+    return saw
+
+
+def kind(site: int, value: Any) -> None:
+    """Report the names of a value's classes, and of those that it only claims to be of.
+
+    Claims are what the tested code can say of any object: `__class__`, and being registered for its own abstract
+    classes. The standard library's abstract classes are kinds of their own, because builtin types are registered.
+    """
+    names = {each.__name__ for each in type(value).__mro__}
+    claims: set[str] = set()
+    stands_for = getattr(value, "__class__", None)
+    if isinstance(stands_for, type):
+        claims.update(each.__name__ for each in stands_for.__mro__)
+    for each in _abstract_classes(value):
+        (names if _is_standard(each) else claims).add(each.__name__)
+    _report(site, "kind", sorted(names), sorted(claims - names))
+
+
+def _is_standard(kind: type) -> bool:
+    """Return whether an abstract class belongs to the standard library, regardless of its `__module__`."""
+    return kind.__module__ in _ABSTRACT and getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
+
+
+def _abstract_classes(value: Any) -> "Iterator[type]":
+    seen: set[type] = {object}
+    left: list[type] = [object]
+    while left:
+        for each in type.__subclasses__(left.pop()):
+            if each in seen:
+                continue
+            seen.add(each)
+            left.append(each)
+            try:
+                if type(each).__name__ == "ABCMeta" and isinstance(value, each):
+                    yield each
+            except Exception:  # noqa: BLE001, S112  # the tested code's own
+                continue
+
+
+def calls(site: int, mock: Any) -> None:
+    """Report the calls of a mock, each as its positional and its named arguments.
+
+    For a mock with a signature the arguments are bound to it first, so that naming an argument makes no
+    difference.
+    """
+    # An autospecced mock is a function, with the real mock in an attribute.
+    bind = getattr(mock.mock if type(mock).__name__ == "function" else mock, "_call_matcher", None)
+    made: list[Any] = []
+    for each in mock.call_args_list:
+        bound: Any = bind(each) if callable(bind) else each
+        arguments, named = tuple(each if isinstance(bound, Exception) else bound)[-2:]
+        made.append(
+            [[encode(value) for value in arguments], {name: encode(value) for name, value in named.items()}]
+        )
+    _report(site, "calls", made)
+
+
+def called(site: int, assertion: "Callable[..., Any]", *arguments: Any, **named: Any) -> None:
+    """Report whether an assertion of a mock holds."""
+    try:
+        assertion(*arguments, **named)
+    except AssertionError:
+        _report(site, "truth", 0)
+    else:
+        _report(site, "truth", 1)
+
+
+class block:  # lower case, because tests use it like a function
+    """A context manager that reports which exception or warnings occurred inside, and suppresses them."""
+
+    def __init__(self, site: int, context: Any, expects: str) -> None:
+        self._site = site
+        self._context = context
+        self._expects = expects
+        self._entered: Any = None
+
+    def __enter__(self) -> Any:
+        self._entered = self._context.__enter__()
+        return self._entered
+
+    def __exit__(self, *details: Any) -> bool:
+        kind, error = details[0], details[1]
+        if self._expects == "raises":
+            names = [] if kind is None else [each.__name__ for each in kind.__mro__]
+            _report(self._site, "kind", names, "" if error is None else _text(error))
+            if kind is None:
+                return False  # nothing was raised inside, so there is nothing to suppress; the test continues
+            self._context.__exit__(*details)
+            return True
+        held = 1
+        try:
+            passed = bool(self._context.__exit__(*details))
+        except BaseException:  # noqa: BLE001  # what pytest raises when nothing was raised is no Exception
+            held, passed = 0, kind is not None
+        if self._expects == "plain":
+            _report(self._site, "truth", int(held and (kind is None or passed)))
+            return True
+        caught = cast(
+            "Any", getattr(self._entered, "list", None) or getattr(self._entered, "warnings", None) or []
+        )
+        found = [[[each.__name__ for each in entry.category.__mro__], str(entry.message)] for entry in caught]
+        _report(self._site, "warnings", found)
+        return passed
+
+
+def stopped(kind: "type[BaseException]") -> None:
+    """Report which exception ended a test."""
+    if _write is not None:
+        _write(node=_node, stopped=[each.__name__ for each in kind.__mro__])
+
+
+def _text(error: BaseException) -> str:
+    try:
+        notes = getattr(error, "__notes__", ())  # pytest's `match` is also searched in an exception's notes
+        return "\n".join([str(error), *map(str, notes)])[: _encoding.MOST_TEXT]
+    except Exception:  # noqa: BLE001  # the tested code's own
+        return ""
+
+
+def record(path: str) -> None:
+    """Write observations to a file from now on.
+
+    What this needs is bound now, because tests may replace functions in the modules that it uses.
+    """
+    global _write
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    atexit.register(_report_rest)
+    dumps, write_bytes = json.dumps, os.write
+
+    def write(**line: Any) -> None:
+        write_bytes(descriptor, (dumps(line) + "\n").encode())
+
+    _write = write
+
+
+def program(file: str) -> None:
+    """Report that a version's file begins: what its process observes outside of tests counts as the file's own."""
+    global _node
+    _report_rest()
+    _node = file + "::"
+    _write(test=_node, passed=True)
+
+
+class running:  # lower case, because tests use it like a function
+    """A context manager around a test: reports which test runs, and whether it came to its end.
+
+    For a method, `owner` is the object that it is called on, whose class is a part of the test's name.
+    """
+
+    def __init__(self, file: str, name: str, owner: Any = None) -> None:
+        if owner is not None:
+            kind: Any = owner if isinstance(owner, type) else type(owner)
+            name = kind.__qualname__.replace(".", "::") + "::" + name
+        self._name = file + "::" + name
+        self._outer = ""
+
+    def __enter__(self) -> None:
+        global _node
+        _report_rest()
+        self._outer, _node = _node, self._name
+
+    def __exit__(self, *details: Any) -> None:
+        global _node
+        _report_rest()
+        if details[0] is not None:
+            stopped(details[0])
+        _node = self._outer
+        _write(test=self._name, passed=details[0] is None)
+
+
+class NodeTracker:
+    """A pytest plugin that knows which test is running, and reports what ends it early."""
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Note the test that starts."""
+        global _node
+        _node = nodeid
+
+    def pytest_runtest_makereport(self, call: Any) -> None:
+        """Report the exception that ended the test itself, not its fixtures. The report is made by others."""
+        if call.when == "call" and call.excinfo is not None:
+            stopped(call.excinfo.type)
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Report the remaining observations of the ending test."""
+        _report_rest()
+
+
+def main(reporter_path: str, report_path: str, root: str, *files: str) -> int:
+    """Run the files; return pytest's exit code."""
+    spec = importlib.util.spec_from_file_location("understudy_report_plugin", reporter_path)
+    assert spec is not None and spec.loader is not None
+    plugin = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plugin)
+
+    def start(reporter: Any) -> "list[Any]":
+        global _write
+        _write = reporter.write
+        return [NodeTracker()]
+
+    sys.modules["understudy_sites"] = sys.modules[__name__]
+    return int(plugin.main(report_path, root, *files, plugins=start))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
