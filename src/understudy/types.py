@@ -304,8 +304,9 @@ class Verdict(Struct, frozen=True, kw_only=True):
     how many seconds the checks themselves took. `applied` is False if the patch was refused or git could not apply
     it. A suspicious patch keeps its reward; code that learns from it must look at `integrity`.
 
-    `protection` says how many of the deciding tests have twins that confirm the reward (`understudy.checks.twins`):
-    all, some or none. If not all have, `unprotected` says why; it also says so if nothing watches the tests' process
+    `protection` says how far twins confirm the reward (`understudy.checks.twins`): "twins"; "partial", where some
+    deciding tests have none, or what they expect can be guessed, read or forced, or a script decides; "none".
+    `unprotected` says why it is not "twins", and also if nothing watches the tests' process
     (`understudy.checks.runtime_events`).
 
     `grader` is the version of the grader; `task_digest` and `patch_digest` are the SHA-256 of the task's record
