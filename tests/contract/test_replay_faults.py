@@ -69,6 +69,18 @@ async def test_what_is_refused_for_the_moment_is_sent_again(tmp_path: Path):
                 assert (ask.cost_usd > real + 1e-9) == (name == "down")
 
 
+@pytest.mark.parametrize("kind", [OpenAITeacher, AnthropicTeacher, VLLMTeacher])
+async def test_a_teacher_that_asks_for_a_long_pause_is_asked_no_more(kind: Any, tmp_path: Path):
+    fill(tmp_path / "s", session("a"))
+    async with kind(rule(Fail(status=429, headers={"retry-after": "3600"}), GOOD)) as teacher:
+        file = teachers_of(tmp_path, table("gpt", teacher, family="gpt", price=CHEAP, max_tokens=100))
+        with Store.open(tmp_path / "s") as store:
+            summary = await work_on(store, file, max_cost_usd=1.0).run()
+    counts = summary.teachers["gpt"]
+    assert (counts.answered, counts.tries) == (0, 1)
+    assert counts.dismissed is not None and "asks for a pause of 3600 s" in counts.dismissed
+
+
 @pytest.mark.parametrize(
     ("step", "billed", "asked_again"),
     [

@@ -27,8 +27,11 @@ class Abandoned(GatewayError):
     """The client disconnected, or the gateway stopped, before there was a response."""
 
 
-def fault_of(error: UnderstudyError) -> Fault:
-    """Return the fault for an error. Its kind makes agents retry if that can help, and only then."""
+def fault_of(error: UnderstudyError, retry_after_limit_s: float = RETRY_AFTER_LIMIT_S) -> Fault:
+    """Return the fault for an error. Its kind makes agents retry if that can help, and only then.
+
+    `retry_after_limit_s` bounds the pause that a server asks for, but for refusals that are relayed as they came.
+    """
     message = str(error)
     match error:
         case ContextOverflow():
@@ -44,7 +47,11 @@ def fault_of(error: UnderstudyError) -> Fault:
         case BackendError(status=401 | 403 as status):
             return Fault(kind="invalid_request", message=refused_credentials(status))
         case BackendError():
-            return Fault(kind=_backend_kind(error.status), message=message, retry_after_s=_bounded(error))
+            return Fault(
+                kind=_backend_kind(error.status),
+                message=message,
+                retry_after_s=_bounded(error, retry_after_limit_s),
+            )
         case InvalidRequest():
             return Fault(kind="invalid_request", message=message)
         case Abandoned() | GenerationPaused():
@@ -82,10 +89,10 @@ def _backend_kind(status: int | None) -> FaultKind:
     return "invalid_request" if status >= 400 else "internal"
 
 
-def _bounded(error: BackendError) -> float | None:
+def _bounded(error: BackendError, limit_s: float) -> float | None:
     """Return the server's retry-after, bounded, or None if it sent none.
 
     None is not replaced by a made-up value: without it, Claude Code doubles its pauses, which is enough to outlast
     a restart.
     """
-    return None if error.retry_after_s is None else min(max(error.retry_after_s, 0.0), RETRY_AFTER_LIMIT_S)
+    return None if error.retry_after_s is None else min(max(error.retry_after_s, 0.0), limit_s)

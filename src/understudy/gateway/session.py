@@ -9,6 +9,7 @@ from typing import Any
 
 from understudy.errors import StoreError
 from understudy.gateway.budget import Budget, CostCeiling, Spending
+from understudy.gateway.errors import RETRY_AFTER_LIMIT_S
 from understudy.wire.dialect import Branch
 from understudy.wire.model import ConversationHandle, ToolCall
 
@@ -44,6 +45,8 @@ class GatewaySession:
         """How many of them have not ended."""
         self.body_bytes = 0
         """The size of the bodies of its unanswered requests, in bytes."""
+        self.retry_after_limit_s = RETRY_AFTER_LIMIT_S
+        """The longest retry-after, in seconds, that this client gets."""
         self._calls = sequence
         self._last: dict[Branch, str] = {}
         self._tool_ids: set[str] = set()

@@ -233,6 +233,7 @@ class TeacherState:
                 f"it asks for a pause of {wait:.0f} s, longer than the {LONGEST_ACCEPTED_PAUSE_S:.0f} s that are "
                 "waited"
             )
+            return
         self._not_before = max(self._not_before, time.monotonic() + wait)
 
     async def wait_for_pause(self, stopped: asyncio.Event) -> None:

@@ -12,7 +12,7 @@ import aiohttp
 from msgspec import Struct
 
 from understudy.errors import ConfigError, GatewayError, StoreError
-from understudy.gateway.backends.http import retry_after_s
+from understudy.gateway.backends.http import RETRY_AFTER_MOST_S, retry_after_s
 from understudy.gateway.config import GatewayConfig, ModelsConfig
 from understudy.gateway.factory import open_gateway
 from understudy.gateway.keys import digest_of, new_key
@@ -27,12 +27,13 @@ _CHAT_SESSION_HEADER = "x-session-id"
 
 class _AskSession(GatewaySession):
     """The session of one ask. All asks of a replay belong to one attempt, so that their calls are counted
-    together.
+    together. A replay decides by the pause that the teacher's server asks for, so it gets it unbounded.
     """
 
     def __init__(self, attempt_id: str, numbers: itertools.count[int]) -> None:
         super().__init__(attempt_id, {})
         self._numbers = numbers
+        self.retry_after_limit_s = RETRY_AFTER_MOST_S
 
     def next_sequence(self) -> int:
         return next(self._numbers)

@@ -239,7 +239,7 @@ class _CallRecorder:
         A failure to store it is returned as a Fault.
         """
         if isinstance(outcome, UnderstudyError):
-            fault = fault_of(outcome)
+            fault = fault_of(outcome, self._request.session.retry_after_limit_s)
             return await self._store(self._request.dialect.error(fault).body, outcome) or fault
         response = outcome.response
         if failure := await self._store(response.body, None):
