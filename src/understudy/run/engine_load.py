@@ -179,8 +179,8 @@ async def _read_load(session: aiohttp.ClientSession, url: str) -> EngineLoad:
             load = parse_load(await response.text())
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise ConfigError(
-            f"{url}: the server's load cannot be read: {error or type(error).__name__}; check that it runs, "
-            "or use a fixed --concurrency"
+            f"{url}: the server's load cannot be read: {str(error) or type(error).__name__}; check that it runs "
+            "(SGLang: started with --enable-metrics), or leave out --max-concurrency"
         ) from error
     if load is None:
         raise ConfigError(

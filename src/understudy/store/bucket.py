@@ -115,12 +115,17 @@ def parse_bucket(url: str, endpoint_url: str | None, min_bytes: int, store_id: s
             "lower-case letters, digits, dots and hyphens, and a prefix of letters, digits and !_.*'()/-"
         )
     if endpoint_url is not None:
-        parts = urlsplit(endpoint_url)
+        invalid = ConfigError(
+            "--endpoint-url: not the address of a server alone (http:// or the host is missing or invalid, or "
+            "there is a user, a key or a query in it); give one such as https://HOST:PORT, and the credentials in "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+        try:
+            parts = urlsplit(endpoint_url)
+        except ValueError:  # its text would repeat a part of the address, which may be a key
+            raise invalid from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
-            raise ConfigError(
-                "--endpoint-url: expected the address of an S3 server, such as https://HOST:PORT, without a user "
-                "or a key; credentials are read from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            )
+            raise invalid
     if min_bytes < 1:
         raise ConfigError(f"--min-bytes: got {min_bytes}, expected a number of at least 1")
     prefix = (match[2] or "").strip("/")

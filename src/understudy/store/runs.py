@@ -501,11 +501,12 @@ def _move(context: WriteContext, noun: str, key: str, status: Any, **values: Any
     current = context.connection.execute(select(table.c.status).where(table.c.id == key)).scalar()
     if current is None:
         raise NotInStore(f"the store has no {noun} {key}; give one that `understudy show` lists")
-    legal = ", ".join(sorted(transitions[current])) or "nothing: that is a final state"
+    legal = " or ".join(sorted(transitions[current]))
     kind = LeaseLost if current == "unresponsive" else StoreError
     raise kind(
-        f"{noun} {key} is {current} and cannot become {status}, expected {legal}; another process may have "
-        "changed it: run the same command again"
+        f"{noun} {key} cannot become {status}: it is {current}, "
+        f"{f'which can only become {legal}' if legal else 'which is final'}; another process may have changed it: "
+        "run the same command again"
     )
 
 

@@ -147,7 +147,8 @@ def pack_logprobs(values: Sequence[float]) -> bytes:
         exact = struct.pack(f"<{size}d", *values)
     except struct.error as error:
         raise StoreError(
-            f"invalid logprobs: {error}; expected numbers: check the model server's response"
+            f"invalid logprobs of a call: {error}, expected numbers; please report it, or correct the backend if "
+            "it is a plugin of your own"
         ) from error
     try:
         short = struct.pack(f"<{size}f", *values)

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import msgspec.inspect
@@ -24,6 +24,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 
 _PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+_-]+( --hash=sha256:[0-9a-f]{64})+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SHOWN = 80  # characters of an invalid value in an error
 _RESERVED_VARIABLES = ("PATH", "HOME")
 _SYSTEM_DIRECTORIES = frozenset(
     ("", "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr")
@@ -120,7 +121,18 @@ def check(task: Task, where: str) -> None:
     """Raise TaskError, naming `where` and the key, when a task violates a rule that its types cannot express."""
     for key, is_met, expected in _RULES:
         if not is_met(task):
-            raise TaskError(f"{where}: {key}: expected {expected}; correct it in the task")
+            raise TaskError(
+                f"{where}: {key}: got {_shown(task, key)}, expected {expected}; correct it in the task"
+            )
+
+
+def _shown(task: Task, key: str) -> str:
+    """Return the beginning of the value of a key with dots in it."""
+    value: Any = task
+    for name in key.split("."):
+        value = cast(dict[str, Any], value).get(name) if isinstance(value, dict) else getattr(value, name, None)
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def record(data: object, where: str, base: Path) -> Task:

@@ -418,7 +418,10 @@ def task_of(data: dict[str, Any], choice: ImageChoice = ImageChoice()) -> Task: 
     for format in FORMATS:
         if all(key in data for key in format.keys):
             if isinstance(format.task, str):
-                raise TaskError(f"{format.name} rows are unsupported: {format.task}")
+                supported = ", ".join(each.name for each in FORMATS if not isinstance(each.task, str))
+                raise TaskError(
+                    f"{format.name} rows are unsupported: {format.task}; give task records, or rows of {supported}"
+                )
             task = format.task(DatasetRow(data), choice)
             records.check(task, format.name)
             return task

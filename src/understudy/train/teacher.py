@@ -290,7 +290,11 @@ class TeacherServer:
             )
             async with stream as response:
                 content = await read_body(response, _BODY_LIMIT)
-        except (aiohttp.ClientError, OSError, ResponseTooLarge) as error:
+        except ResponseTooLarge as error:
+            raise BackendError(
+                f"{self._base}: {error}; check that --teacher is the address of a model server"
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
             text = self._connection.redact(f"{type(error).__name__}: {error}")
             raise BackendError(
                 f"no response from the teacher at {self._base}: {text}; check --teacher, and that the "

@@ -308,7 +308,8 @@ def _with_adapter(model: Any, lora: LoraOptions) -> Any:
         adapted = get_peft_model(model, config)
     except ValueError as error:
         raise ConfigError(
-            f"lora.modules: no such layers in the model ({error}); give names of its linear layers"
+            f"--lora-modules {','.join(lora.modules)}: not layers of the model that can be adapted ({error}); "
+            "give names of its linear layers, such as q_proj,v_proj, or leave it out for all of them"
         ) from error
     for parameter in adapted.parameters():
         if parameter.requires_grad:

@@ -162,7 +162,11 @@ class _DiffReader:
         old, new = old_count, new_count
         while old > 0 or new > 0:
             if self._position >= len(self._lines):
-                raise self._error("expected more lines of the hunk, at whose end the patch is cut off")
+                raise DiffError(
+                    f"line {first}: the hunk that begins here is incomplete: its header says {old_count} old and "
+                    f"{new_count} new lines, but the patch ends after {old_count - old} and {new_count - new}; "
+                    "correct the header, or add the lines"
+                )
             sign = self._peek()[:1]
             if sign not in (b" ", b"+", b"-", b"\\", b"", b"\t"):
                 raise self._error("expected a line of a hunk, which starts with a space, + or -")

@@ -171,7 +171,7 @@ def phases(checks: SuiteChecks) -> tuple[str, ...]:
         ({"patch": None}, "patch: expected a string, got nothing"),
         ({"problem_statement": " "}, "problem_statement: is empty"),
         ({"base_commit": "main; rm -rf /"}, "base_commit: invalid commit .*expected 40"),
-        ({"instance_id": "../../x"}, "instance_id: expected letters"),
+        ({"instance_id": "../../x"}, "instance_id: got .*, expected letters"),
         ({"version": 2.3}, "version: expected a string, got a number"),
         ({"image_assets": '{"test_patch": [{"path": "a.png"}]}'}, "image_assets: .* network"),
     ],

@@ -118,7 +118,7 @@ def test_what_surrounds_a_diff():
         ("--- a/x\n+++ b/x\n", "changes no file"),
         ("diff --git a/x b/x\n--- a/x\n+++ b/x\n", "expected hunks after ---"),
         ("--- a/x\n@@ -1 +1 @@\n-a\n+b\n", "changes no file"),
-        ("--- a/x\n+++ b/x\n@@ -1,2 +1 @@\n-a\n+b\n", "expected more lines of the hunk"),
+        ("--- a/x\n+++ b/x\n@@ -1,2 +1 @@\n-a\n+b\n", "line 3: the hunk that begins here is incomplete"),
         ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n?b\n", "line 5: expected a line of a hunk"),
         ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n\tb\n+b\n", "expected a line of a hunk|longer than its header"),
         ("--- a/x\n+++ b/x\n@@ one @@\n", "changes no file"),
@@ -142,7 +142,7 @@ def test_what_cannot_be_reversed(patch: str, expected: str):
         (b"diff --git a/x b/y\n", "line 1: the header that begins here names no file"),
         (
             b"--- a/x\n+++ b/x\n@@ -1,2 +1 @@\n-a",
-            "line 5: expected more lines of the hunk.*got the end",
+            "line 3: .* its header says 2 old and 1 new lines, but the patch ends after 1 and 0; correct",
         ),
         (b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\nb\n", "line 5: expected a line of a hunk.*got 'b'"),
     ],

@@ -180,7 +180,8 @@ def revoke(
     with Store.open(location, create=False) as store:
         if not store.keys.revoke(CLIENT + name).result():
             raise ConfigError(
-                f"{location} has no valid key named {name!r}; give one that `understudy gateway keys` lists"
+                f"{location} has no key named {name!r}, or it was revoked before; give one that `understudy "
+                "gateway keys` lists as not revoked"
             )
 
 

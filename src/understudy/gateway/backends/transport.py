@@ -259,7 +259,7 @@ class ServerConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._pass_bodies()
-            wrong = f"{error or type(error).__name__}; check that the address is that of an HTTP server"
+            wrong = f"{str(error) or type(error).__name__}; check that the address is that of an HTTP server"
             return self._fail(InvalidResponse(f"invalid HTTP response: {wrong}"))
         self._pass_bodies()
         if self._between > HEAD_LIMIT:

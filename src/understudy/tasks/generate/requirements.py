@@ -71,8 +71,9 @@ def pin(requirements: Iterable[str], *, cache: Path) -> tuple[str, ...]:
         # A line break would start another line in the file that pip reads.
         if not line.isprintable() or not _BY_NAME.fullmatch(line):
             raise ConfigError(
-                f"requirement {line!r}: expected a package by its name, as `name>=1.0`; give those that the "
-                "repository's tests need with --requirements FILE"
+                f"requirement {line!r}: expected a package by its name, as `name>=1.0`, without options, URLs or "
+                "a comment behind it; correct the line in the file of --requirements, or give such a file if the "
+                "line is the repository's own"
             )
     lines = [line for line in lines if _normalised(re.split(r"[^A-Za-z0-9._-]", line)[0]) not in PINNED]
     if not lines:
@@ -97,10 +98,14 @@ def pin(requirements: Iterable[str], *, cache: Path) -> tuple[str, ...]:
         ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except subprocess.TimeoutExpired as error:
             raise ConfigError(
-                f"pip could not resolve the repository's requirements: {error}; check the network and pip's "
-                "settings, then run the same command again"
+                f"pip did not resolve the repository's requirements within {_TIMEOUT_S} s; check the network and "
+                "pip's settings, then run the same command again"
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"{python}: cannot be run: {error.strerror}; check that it exists and may be executed"
             ) from error
         if done.returncode:
             raise ConfigError(

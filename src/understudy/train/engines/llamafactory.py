@@ -199,11 +199,10 @@ def _datasets(
             )
         source = ready[0].resolve()
         lines = (source / "train.jsonl").read_bytes().count(b"\n") if (source / "train.jsonl").is_file() else 0
-        if not lines or not (source.parent / exporting.DATASET_INFO).is_file():
-            raise ConfigError(
-                f"{source} has no train.jsonl with rows, or {source.parent} has no {exporting.DATASET_INFO}; "
-                "export again with: understudy export llamafactory"
-            )
+        info = source.parent / exporting.DATASET_INFO
+        if not lines or not info.is_file():
+            what = f"{info} is missing" if lines else f"{source / 'train.jsonl'} is missing or has no rows"
+            raise ConfigError(f"{what}; export again with: understudy export llamafactory")
         return [source.name], source.parent, lines
     names: list[str] = []
     rows = 0

@@ -408,7 +408,8 @@ class Loop:
         if not summary.rollouts:
             reasons = format_refused(summary.refused_tasks)
             raise TaskError(
-                f"none of the held-out tasks passed validation; correct them or give others:\n{reasons}"
+                "none of the held-out tasks passed validation; correct them or give others, with another "
+                f"--output-dir:\n{reasons}"
             )
         figures = await wave.task_counts()
         evaluation = Evaluation(

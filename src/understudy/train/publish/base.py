@@ -101,7 +101,9 @@ class ControlClient:
                 f"{name}: no response within {self._timeout_s:g} s; see the server's log, then run the "
                 "same command again"
             ) from error
-        except (aiohttp.ClientError, ResponseTooLarge) as error:
+        except ResponseTooLarge as error:
+            raise BackendError(f"{name}: {error}; check that this is the address of a model server") from error
+        except aiohttp.ClientError as error:
             reason = connection.redact(str(error)) or type(error).__name__
             raise BackendError(
                 f"{name}: the connection broke during the response: {reason}; see the server's log, then run "
