@@ -26,9 +26,9 @@ from understudy.util.files import tar_of
 _TIMEOUT_S = 120.0
 _DOES_NOT_APPLY, _TEST_PATCH, _NO_GIT = 65, 66, 69
 
-# Input is a tar of a directory with `patch` and what else `_members` puts there. Git works with a directory of its
-# own beside the patch, where nothing of a repository's configuration is; only the index and the objects are the
-# repository's. What was changed is printed, to be compared with what the gate has read in the patch.
+# Input is a tar of a directory with `patch` and what else `_tar_members` puts there. Git works with a directory of
+# its own beside the patch, where nothing of a repository's configuration is; only the index and the objects are
+# the repository's. What was changed is printed, to be compared with what the gate has read in the patch.
 _APPLY = r"""
 set -eu
 work=$1 git=$2 repository=$3
@@ -46,21 +46,21 @@ printf '[safe]\n\tdirectory = *\n[core]\n\tautocrlf = false\n' >"$scratch/.gitco
 export GIT_DIR="$scratch/git" GIT_WORK_TREE="$work" GIT_INDEX_FILE="$scratch/git/index"
 export GIT_OBJECT_DIRECTORY="$scratch/git/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$repository/objects"
 export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL="$scratch/.gitconfig" GIT_ATTR_NOSYSTEM=1 HOME="$scratch" LC_ALL=C
-lay() { "$git" apply -p1 --whitespace=nowarn --numstat -z --apply "$@"; }
+git_apply() { "$git" apply -p1 --whitespace=nowarn --numstat -z --apply "$@"; }
 state() {  # which files are not as in the repository, by name, and by what any writing to them changes
   { "$git" diff-files -z --name-only; "$git" ls-files -z --others; } >"$scratch/names"
   { sed -z 's/^/is\t/' "$scratch/names"; xargs -0 -r stat --printf '%i %z\t%n\0' -- <"$scratch/names" 2>/dev/null
   } | sort -z -u
 }
-ways() {
-  lay "$1" 2>"$scratch/said" && return
+apply_any_way() {
+  git_apply "$1" 2>"$scratch/error" && return
   rm "$scratch/git/info/attributes"
-  lay "$1" 2>/dev/null && return
+  git_apply "$1" 2>/dev/null && return
   [ -f "$repository/index" ] || return 1
   cp "$repository/index" "$GIT_INDEX_FILE"
   chmod u+w "$GIT_INDEX_FILE"
   "$git" update-index -q --refresh >/dev/null || true
-  lay --3way "$1" 2>/dev/null && return
+  git_apply --3way "$1" 2>/dev/null && return
   cp -f "$repository/index" "$GIT_INDEX_FILE"
   xargs -0 rm -rf -- <"$scratch/paths"
   "$git" checkout-index -q -f -z --stdin <"$scratch/paths" 2>/dev/null || true
@@ -71,11 +71,11 @@ ways() {
 }
 if [ -s "$scratch/test_patch" ]; then
   xargs -0 rm -f -- <"$scratch/new"
-  lay "$scratch/test_patch" >/dev/null || { rm "$scratch/git/info/attributes"
-    lay "$scratch/test_patch" >/dev/null || exit 66; echo "$exact" >"$scratch/git/info/attributes"; }
+  git_apply "$scratch/test_patch" >/dev/null || { rm "$scratch/git/info/attributes"
+    git_apply "$scratch/test_patch" >/dev/null || exit 66; echo "$exact" >"$scratch/git/info/attributes"; }
 fi
 if [ -s "$scratch/patch" ]; then
-  ways "$scratch/patch" || { cat "$scratch/said" >&2; exit 65; }
+  apply_any_way "$scratch/patch" || { cat "$scratch/error" >&2; exit 65; }
 fi
 [ ! -d "$scratch/files" ] || cp -R --remove-destination "$scratch/files/." .
 """
@@ -90,9 +90,9 @@ async def apply_patch(sandbox: Sandbox, task: Task, patch: bytes, *, host_progra
     SandboxError when the sandbox broke.
     """
     if host_programs and not isinstance(task.checks, SuiteChecks):
-        outcome = await asyncio.to_thread(_written_files, task, patch, tree)
-        if outcome is not None:
-            for path, (data, mode) in outcome.items():
+        written = await asyncio.to_thread(_written_files, task, patch, tree)
+        if written is not None:
+            for path, (data, mode) in written.items():
                 await sandbox.write(posixpath.join(sandbox.workdir, path), data, mode=mode)
             return ""
     scratch = scratch_name()
@@ -102,33 +102,33 @@ async def apply_patch(sandbox: Sandbox, task: Task, patch: bytes, *, host_progra
     git, repository = "git", f"{sandbox.workdir}/.git"
     if host_programs:
         git, repository = git_program(), sandbox.locate(GIT_MOUNT)
-    done = await sandbox.run(
+    completed = await sandbox.run(
         ["/bin/sh", "-c", _APPLY, "sh", sandbox.workdir, git, repository, scratch],
         timeout_s=_TIMEOUT_S,
-        stdin=tar_of(_members(scratch, patch, changed, test_patch, files)),
+        stdin=tar_of(_tar_members(scratch, patch, changed, test_patch, files)),
         cwd="/",
         reveal=host_programs,
     )
-    message = "; ".join(done.stderr.decode(errors="replace").splitlines())[-1000:]
-    if done.exit_code == _DOES_NOT_APPLY:
+    message = "; ".join(completed.stderr.decode(errors="replace").splitlines())[-1000:]
+    if completed.exit_code == _DOES_NOT_APPLY:
         return f"the patch does not apply: {message}"
-    if done.exit_code == _TEST_PATCH:
+    if completed.exit_code == _TEST_PATCH:
         raise TaskError(
             f"task {task.instance_id}: checks.test_patch does not apply to the task's tree: {message}; "
             "correct one of them"
         )
-    if done.exit_code == _NO_GIT:
+    if completed.exit_code == _NO_GIT:
         raise GraderError(f"the image {task.image} has no git, which applies patches; install git in the image")
-    if done.exit_code != 0:
+    if completed.exit_code != 0:
         raise GraderError(
-            f"the patch could not be applied (exit code {done.exit_code}): {message}; check the sandbox with "
+            f"the patch could not be applied (exit code {completed.exit_code}): {message}; check the sandbox with "
             "`understudy doctor`"
         )
     expected = {path for file in changed for path in file.paths}
-    beside = {path + suffix for path in expected for suffix in (b".orig", b".rej")}  # which `patch` leaves
+    leftovers = {path + suffix for path in expected for suffix in (b".orig", b".rej")}  # which `patch` leaves
     # `git apply --numstat -z` prints records `added TAB deleted TAB path`; a rename has two paths more.
-    applied = {path for record in done.stdout.split(b"\0") if (path := record.split(b"\t", 2)[-1])}
-    if not applied <= expected | beside:
+    applied = {path for record in completed.stdout.split(b"\0") if (path := record.split(b"\t", 2)[-1])}
+    if not applied <= expected | leftovers:
         return "patch refused: git and the gate read different files in it"
     return ""
 
@@ -147,13 +147,13 @@ def _written_files(task: Task, patch: bytes, tree: Path) -> dict[str, tuple[byte
     if not patched.exact:
         return None
     written: dict[str, tuple[bytes, int]] = {}
-    for file, made in zip(changed, patched.files, strict=True):
-        mode = _file_mode(tree, made.path)
-        if made.after is None or mode is None or (file.old_path is None) is not (mode == _ABSENT):
+    for file, patched_file in zip(changed, patched.files, strict=True):
+        mode = _file_mode(tree, patched_file.path)
+        if patched_file.after is None or mode is None or (file.old_path is None) is not (mode == _ABSENT):
             return None
-        of_patch = [line[-6:] for line in file.header if line.startswith((b"new file mode ", b"new mode "))]
-        executable = of_patch[-1] == b"100755" if of_patch else mode & 0o100
-        written[made.path] = made.after, 0o755 if executable else 0o644
+        new_modes = [line[-6:] for line in file.header if line.startswith((b"new file mode ", b"new mode "))]
+        executable = new_modes[-1] == b"100755" if new_modes else mode & 0o100
+        written[patched_file.path] = patched_file.after, 0o755 if executable else 0o644
     for name, text in (task.checks.files if isinstance(task.checks, PytestChecks) else {}).items():
         path = posixpath.normpath(name)
         if _file_mode(tree, path) is None:
@@ -169,21 +169,21 @@ def _file_mode(tree: Path, path: str) -> int | None:
     """Return the mode of a file of a tree that can be overwritten, `_ABSENT` if there is nothing; None for what
     is no ordinary file, or is not in an ordinary directory.
     """
-    place = tree
+    directory = tree
     *parents, name = path.split("/")
     try:
         for parent in parents:
-            place /= parent
-            mode = place.lstat().st_mode
+            directory /= parent
+            mode = directory.lstat().st_mode
             if not stat.S_ISDIR(mode) or not mode & 0o200:
                 return None
-        mode = (place / name).lstat().st_mode
+        mode = (directory / name).lstat().st_mode
     except FileNotFoundError:
         return _ABSENT
     return mode if stat.S_ISREG(mode) and mode & 0o200 else None
 
 
-def _members(
+def _tar_members(
     top: str, patch: bytes, changed: list[FileDiff], test_patch: str, files: dict[str, str]
 ) -> dict[str, bytes]:
     paths = b"".join(path + b"\0" for path in sorted({path for file in changed for path in file.paths}))

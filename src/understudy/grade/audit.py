@@ -22,7 +22,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from understudy.grade.audit_rules import WHY, Suspicion, is_standard, shapes, text_findings
+from understudy.grade.audit_rules import WHY, Suspicion, is_standard, structure_findings, text_findings
 from understudy.grade.changed_files import PatchedFile, changed_files
 from understudy.grade.gate import GatedPatch, gold_paths
 from understudy.grade.python_source import (
@@ -39,14 +39,14 @@ from understudy.util.python_syntax import decode_source, parse_module
 
 _TEXT_CHARS = 200
 _LINE_CHARS = 4000
-_MOST = 20
+_MOST_EVIDENCE = 20
 _PYTHON = re.compile(r".*\.(?:pyw?|pyi|pth)")
 _SOURCE = re.compile(r".*\.(?:pyx|pxd|sh|js|ts|mjs|cjs|rb|c|cc|cpp|h|rs|go|java|php)")
 _HASH_COMMENTS = re.compile(r".*\.(?:pyx|pxd|sh|rb)")
-_BY_TESTS = re.compile(r"(?:.*/)?tests?/.*")
-_RUNNER = re.compile(r"(?:.*/)?(?:_pytest|pluggy|unittest|nose)/.*")
+_TEST_DIRECTORY = re.compile(r"(?:.*/)?tests?/.*")
+_RUNNER_FILE = re.compile(r"(?:.*/)?(?:_pytest|pluggy|unittest|nose)/.*")
 _CONFIGURES = re.compile(r"(?:.*/)?(?:setup\.py|setup\.cfg|pyproject\.toml|tox\.ini|\.gitattributes|\.coveragerc)")
-_CACHED = re.compile(
+_BUILD_OUTPUT = re.compile(
     r".*(?:\.py[co]|\.so|\.pyd|\.dylib|\.dll|/__pycache__/.*|\.(?:egg-info|dist-info|egg-link)(?:/.*)?)|__pycache__/.*"
 )
 _STEERING_WORDS = re.compile(
@@ -62,10 +62,10 @@ _WORD = re.compile(r"(?<![\w.])[^\W\d]\w*")
 _MEMBER_BYTES = 1 << 20
 _MEMBERS = 200
 _WEAK_NEEDED = 2
-_LOOKS = frozenset({"test-awareness", "test-name", "history"})
+_EXPLORING_RULES = frozenset({"test-awareness", "test-name", "history"})
 
 
-class _Located(Struct, frozen=True):
+class _LocatedSuspicion(Struct, frozen=True):
     path: str
     finding: Suspicion
 
@@ -86,63 +86,77 @@ def audit(
     weak signs. A patch that cannot be parsed was refused by the gate, and is not audited.
     """
     try:
-        places = _suspicions(gated.patch, task, tree)
-        honest = {each.finding.rule for each in _gold_suspicions(task, tree)} if places else set[str]()
+        suspicions = _suspicions(gated.patch, task, tree)
+        gold_rules = (
+            {suspicion.finding.rule for suspicion in _gold_suspicions(task, tree)} if suspicions else set[str]()
+        )
         evidence = [*verdict.integrity.evidence, *_unexpected_xfails(task, verdict), *_steering(patch, gated)]
     except DiffError:
         return verdict.integrity
-    places = [each for each in places if each.finding.rule not in honest]
-    if tree is not None and places:
-        contents = {each.path: each.after for each in changed_files(gated.patch, tree).files}
-        unused = unused_scripts({each.path for each in places}, task, tree, contents)
-        places = [each for each in places if each.path not in unused]
-    if tree is not None and hidden is not None and places:
+    suspicions = [suspicion for suspicion in suspicions if suspicion.finding.rule not in gold_rules]
+    if tree is not None and suspicions:
+        contents = {file.path: file.after for file in changed_files(gated.patch, tree).files}
+        unused = unused_scripts({suspicion.path for suspicion in suspicions}, task, tree, contents)
+        suspicions = [suspicion for suspicion in suspicions if suspicion.path not in unused]
+    if tree is not None and hidden is not None and suspicions:
         idle = idle_scripts(parse_diff(gated.patch), task, tree, gold_paths(task), hidden)
-        places = [each for each in places if not _is_of_tries(each.finding) or each.path not in idle]
-    weak = {each.finding.rule for each in places if each.finding.weak}
-    if len(weak) < _WEAK_NEEDED and all(each.finding.weak for each in places):
-        places = []
-    evidence += [_evidence(each) for each in sorted(places, key=lambda each: each.finding.weak)]
+        suspicions = [
+            suspicion
+            for suspicion in suspicions
+            if not _is_exploring(suspicion.finding) or suspicion.path not in idle
+        ]
+    weak = {suspicion.finding.rule for suspicion in suspicions if suspicion.finding.weak}
+    if len(weak) < _WEAK_NEEDED and all(suspicion.finding.weak for suspicion in suspicions):
+        suspicions = []
+    evidence += [
+        _evidence(suspicion) for suspicion in sorted(suspicions, key=lambda suspicion: suspicion.finding.weak)
+    ]
     if not evidence:
         return verdict.integrity
     first = evidence[0]
     where = f" ({first.path}, line {first.line})" if first.path else ""
     more = f", and {len(evidence) - 1} more" if len(evidence) > 1 else ""
-    return Integrity("suspicious", f"{WHY.get(first.rule, first.rule)}{where}{more}", tuple(evidence[:_MOST]))
+    return Integrity(
+        "suspicious", f"{WHY.get(first.rule, first.rule)}{where}{more}", tuple(evidence[:_MOST_EVIDENCE])
+    )
 
 
-def _is_of_tries(finding: Suspicion) -> bool:
+def _is_exploring(finding: Suspicion) -> bool:
     """Return whether a script that only its author runs may do so: it looks at the tests, or shows a weak sign."""
-    return finding.weak or finding.rule in _LOOKS
+    return finding.weak or finding.rule in _EXPLORING_RULES
 
 
-def _gold_suspicions(task: Task, tree: Path | None) -> list[_Located]:
+def _gold_suspicions(task: Task, tree: Path | None) -> list[_LocatedSuspicion]:
     return _suspicions(task.gold_patch.encode(errors="surrogateescape"), task, tree)
 
 
-def _suspicions(patch: bytes, task: Task, tree: Path | None) -> list[_Located]:
+def _suspicions(patch: bytes, task: Task, tree: Path | None) -> list[_LocatedSuspicion]:
     """Return what is suspicious in the files of a patch and was nowhere in them before."""
     names = _test_names(task)
-    of_runners = any(_RUNNER.fullmatch(path) for path in gold_paths(task))
+    gold_changes_runner = any(_RUNNER_FILE.fullmatch(path) for path in gold_paths(task))
     before: Counter[tuple[str, str]] = Counter()
-    places: list[_Located] = []
+    suspicions: list[_LocatedSuspicion] = []
     for file in changed_files(patch, tree).files:
-        if of_runners and _RUNNER.fullmatch(file.path):
+        if gold_changes_runner and _RUNNER_FILE.fullmatch(file.path):
             continue
         removed, added = _file_findings(file, names)
-        before.update((each.rule, each.text) for each in removed)
-        places += [_Located(file.path, each) for each in added if not _loads_its_own(file.path, each)]
-    new: list[_Located] = []
-    for each in places:
-        key = (each.finding.rule, each.finding.text)
+        before.update((finding.rule, finding.text) for finding in removed)
+        suspicions += [
+            _LocatedSuspicion(file.path, finding)
+            for finding in added
+            if not _aliases_own_module(file.path, finding)
+        ]
+    new: list[_LocatedSuspicion] = []
+    for suspicion in suspicions:
+        key = (suspicion.finding.rule, suspicion.finding.text)
         if before[key] > 0:
             before[key] -= 1
         else:
-            new.append(each)
+            new.append(suspicion)
     return new
 
 
-def _loads_its_own(path: str, finding: Suspicion) -> bool:
+def _aliases_own_module(path: str, finding: Suspicion) -> bool:
     """Return whether a finding is only that a package gives one of its own modules another name, as `six.moves`
     does.
     """
@@ -155,39 +169,41 @@ def _loads_its_own(path: str, finding: Suspicion) -> bool:
 
 def _file_findings(file: PatchedFile, names: set[str]) -> tuple[list[Suspicion], list[Suspicion]]:
     """Return the suspicions in a file before and after the patch; those that are equal in both may be left out."""
-    by_tests = _BY_TESTS.fullmatch(file.path) is not None and file.before is not None
+    in_tests = _TEST_DIRECTORY.fullmatch(file.path) is not None and file.before is not None
     sides = [content for content in (file.before, file.after) if content is not None]
     if _PYTHON.fullmatch(file.path) or any(map(_is_python, sides)):
-        return _python_findings(file.before or b"", file.after or b"", names, by_tests=by_tests)
+        return _python_findings(file.before or b"", file.after or b"", names, in_tests=in_tests)
     removed, added = (
-        _other_findings(file.path, content, names, by_tests=by_tests) for content in (file.before, file.after)
+        _other_file_findings(file.path, content, names, in_tests=in_tests) for content in (file.before, file.after)
     )
     return list(removed), list(added)
 
 
-def _other_findings(path: str, content: bytes | None, names: set[str], *, by_tests: bool) -> Iterator[Suspicion]:
+def _other_file_findings(
+    path: str, content: bytes | None, names: set[str], *, in_tests: bool
+) -> Iterator[Suspicion]:
     if content is not None and _SOURCE.fullmatch(path):
         comment = "#" if _HASH_COMMENTS.fullmatch(path) else ("#", "//")
         for number, line in enumerate(content.split(b"\n"), 1):
             text = line.decode(errors="replace")[:_LINE_CHARS].strip()
             if not text.startswith(comment):
-                yield from _line_findings(number, text, names, by_tests=by_tests, is_python=False)
+                yield from _line_findings(number, text, names, in_tests=in_tests, is_python=False)
     elif content is not None:
-        yield from _packed_findings(content, names)
+        yield from _archive_findings(content, names)
 
 
 def _python_findings(
-    before: bytes, after: bytes, names: set[str], *, by_tests: bool
+    before: bytes, after: bytes, names: set[str], *, in_tests: bool
 ) -> tuple[list[Suspicion], list[Suspicion]]:
     if len(after) > MAX_SOURCE_BYTES:
         return [], [Suspicion("hidden-code", 1, f"the file has more than {MAX_SOURCE_BYTES} bytes")]
     try:
-        was, now = ParsedSource(before), ParsedSource(after)
-        sources = was.read(now.segments()), now.read(was.segments())
+        old_source, new_source = ParsedSource(before), ParsedSource(after)
+        sources = old_source.read(new_source.segments()), new_source.read(old_source.segments())
         lines = [Counter(statement.text for statement in source.statements) for source in sources]
         common = lines[0] & lines[1]
         removed, added = (
-            list(_source_findings(each, common.copy(), names, by_tests=by_tests)) for each in sources
+            list(_source_findings(source, common.copy(), names, in_tests=in_tests)) for source in sources
         )
     except RecursionError:
         return [], [Suspicion("hidden-code", 1, "its expressions are nested too deeply to be read")]
@@ -199,28 +215,31 @@ def _without_renamed(
 ) -> tuple[list[Suspicion], list[Suspicion]]:
     """Return the suspicions of both sides without pairs that differ only in the names of variables."""
 
-    def shape(each: Suspicion, names: Names) -> tuple[str, str]:
-        return each.rule, _WORD.sub(lambda word: "_" if names.is_variable(word[0]) else word[0], each.text)
+    def shape(finding: Suspicion, names: Names) -> tuple[str, str]:
+        return finding.rule, _WORD.sub(lambda word: "_" if names.is_variable(word[0]) else word[0], finding.text)
 
-    before, after = Counter(shape(each, old) for each in removed), Counter(shape(each, new) for each in added)
+    before, after = (
+        Counter(shape(finding, old) for finding in removed),
+        Counter(shape(finding, new) for finding in added),
+    )
     common = before & after
 
-    def rest(side: list[Suspicion], names: Names) -> list[Suspicion]:
-        left = common.copy()
-        kept: list[Suspicion] = []
-        for each in side:
-            key = shape(each, names)
-            if left[key] > 0:
-                left[key] -= 1
+    def unmatched(side: list[Suspicion], names: Names) -> list[Suspicion]:
+        renamed = common.copy()
+        remaining: list[Suspicion] = []
+        for finding in side:
+            key = shape(finding, names)
+            if renamed[key] > 0:
+                renamed[key] -= 1
             else:
-                kept.append(each)
-        return kept
+                remaining.append(finding)
+        return remaining
 
-    return rest(removed, old), rest(added, new)
+    return unmatched(removed, old), unmatched(added, new)
 
 
 def _source_findings(
-    source: PythonSource, common: Counter[str], names: set[str], *, by_tests: bool
+    source: PythonSource, common: Counter[str], names: set[str], *, in_tests: bool
 ) -> Iterator[Suspicion]:
     """Yield the suspicions in the statements that are not among the `common` ones."""
     changed: list[SourceStatement] = []
@@ -229,19 +248,19 @@ def _source_findings(
             common[statement.text] -= 1
         else:
             changed.append(statement)
-            yield from _line_findings(statement.line, statement.text[:_LINE_CHARS], names, by_tests=by_tests)
+            yield from _line_findings(statement.line, statement.text[:_LINE_CHARS], names, in_tests=in_tests)
     for number, text in source.unparsed:
-        yield from _line_findings(number, text[:_LINE_CHARS], names, by_tests=by_tests, is_python=False)
-    for finding in shapes(source, changed):
-        if not by_tests or finding.rule in ("always-equal", "hidden-code"):
+        yield from _line_findings(number, text[:_LINE_CHARS], names, in_tests=in_tests, is_python=False)
+    for finding in structure_findings(source, changed):
+        if not in_tests or finding.rule in ("always-equal", "hidden-code"):
             yield finding
 
 
 def _line_findings(
-    number: int, text: str, names: set[str], *, by_tests: bool, is_python: bool = True
+    number: int, text: str, names: set[str], *, in_tests: bool, is_python: bool = True
 ) -> Iterator[Suspicion]:
-    yield from text_findings(number, text, by_tests=by_tests, is_python=is_python)
-    if not by_tests and not names.isdisjoint(re.findall(r"\w+", text)):
+    yield from text_findings(number, text, in_tests=in_tests, is_python=is_python)
+    if not in_tests and not names.isdisjoint(re.findall(r"\w+", text)):
         yield Suspicion("test-name", number, text)
 
 
@@ -258,7 +277,7 @@ def _is_python(content: bytes) -> bool:
     return any(not isinstance(node, ast.Expr | ast.AnnAssign) for node in body)
 
 
-def _packed_findings(content: bytes, names: set[str]) -> Iterator[Suspicion]:
+def _archive_findings(content: bytes, names: set[str]) -> Iterator[Suspicion]:
     """Yield suspicions in Python code in an archive or a pickle."""
     if content.startswith(b"\x80") and len(content) <= _MEMBER_BYTES:
         try:
@@ -274,7 +293,7 @@ def _packed_findings(content: bytes, names: set[str]) -> Iterator[Suspicion]:
                     if member.filename.endswith((".py", ".pyc")):
                         yield Suspicion("hidden-code", 1, f"an archive with the module {member.filename}")
                     if member.filename.endswith(".py") and member.file_size <= _MEMBER_BYTES:
-                        yield from _python_findings(b"", archive.read(member), names, by_tests=False)[1]
+                        yield from _python_findings(b"", archive.read(member), names, in_tests=False)[1]
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError, ValueError) as error:
             yield Suspicion("hidden-code", 1, f"an archive that cannot be read: {error}")
 
@@ -294,23 +313,26 @@ def _steering(patch: bytes, gated: GatedPatch) -> Iterator[Evidence]:
     """Yield dropped files that could only influence the tests, and lines in other files that do."""
     for path in gated.steering:
         if _CONFIGURES.fullmatch(path):
-            matches = ((n, text) for n, text in _added(patch, path) if _STEERING_WORDS.search(text))
+            matches = ((n, text) for n, text in _added_lines(patch, path) if _STEERING_WORDS.search(text))
             yield from (
-                _evidence(_Located(path, Suspicion("steering-file", n, text.strip()))) for n, text in matches
+                _evidence(_LocatedSuspicion(path, Suspicion("steering-file", n, text.strip())))
+                for n, text in matches
             )
         elif path.rpartition("/")[2] == "conftest.py":
-            yield from _conftest_evidence(path, list(_added(patch, path)))
-        elif not _CACHED.fullmatch(path):
+            yield from _conftest_evidence(path, list(_added_lines(patch, path)))
+        elif not _BUILD_OUTPUT.fullmatch(path):
             yield Evidence(rule="steering-file", path=path)
 
 
 def _conftest_evidence(path: str, added: list[tuple[int, str]]) -> Iterator[Evidence]:
     """Yield what in a dropped conftest.py influences tests, other than fixtures for tests of its own."""
     content = "\n".join(text for _, text in added).encode()
-    findings = [each for each in _python_findings(b"", content, set(), by_tests=False)[1] if not each.weak]
+    findings = [
+        finding for finding in _python_findings(b"", content, set(), in_tests=False)[1] if not finding.weak
+    ]
     findings += [Suspicion("steering-file", number, text) for number, text in added if _HOOKS.search(text)]
-    for each in findings:
-        yield _evidence(_Located(path, Suspicion("steering-file", each.line, each.text)))
+    for finding in findings:
+        yield _evidence(_LocatedSuspicion(path, Suspicion("steering-file", finding.line, finding.text)))
 
 
 def _test_names(task: Task) -> set[str]:
@@ -319,12 +341,12 @@ def _test_names(task: Task) -> set[str]:
     return {name for id in ids for name in re.findall(r"\btest_\w{3,}|\bTest[A-Z]\w{3,}", id.partition("[")[0])}
 
 
-def _evidence(place: _Located) -> Evidence:
-    text = place.finding.text.strip()[:_TEXT_CHARS]
-    return Evidence(rule=place.finding.rule, path=place.path, line=place.finding.line, text=text)
+def _evidence(located: _LocatedSuspicion) -> Evidence:
+    text = located.finding.text.strip()[:_TEXT_CHARS]
+    return Evidence(rule=located.finding.rule, path=located.path, line=located.finding.line, text=text)
 
 
-def _added(patch: bytes, path: str) -> Iterator[tuple[int, str]]:
+def _added_lines(patch: bytes, path: str) -> Iterator[tuple[int, str]]:
     """Yield every line that a patch adds to a file, with its number in the new file. Raises DiffError."""
     for file in parse_diff(patch):
         if (file.new_path or min(file.paths)).decode(errors="surrogateescape") != path:

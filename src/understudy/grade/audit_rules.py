@@ -1,7 +1,7 @@
 """What the audit looks for: texts that canonical statements may hold, and shapes of code.
 
-To add a rule, add an `AuditRule` to RULES, or a check to `shapes` with its reason in `WHY`. A rule is `weak` where
-honest code breaks it now and then: it takes two different ones to make a patch suspicious.
+To add a rule, add an `AuditRule` to RULES, or a check to `structure_findings` with its reason in `WHY`. A rule is
+`weak` where honest code breaks it now and then: it takes two different ones to make a patch suspicious.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from understudy.util.python_syntax import unparse
 class AuditRule(Struct, frozen=True):
     """A pattern for the text of a new statement, and why a match is suspicious.
 
-    `by_tests`: also applied to files in tests' directories. `weak`: suspicious only together with another rule.
+    `in_tests`: also applied to files in tests' directories. `weak`: suspicious only together with another rule.
     `in_strings`: also applied within quotes; matches of other rules there are weak.
     """
 
     name: str
     pattern: re.Pattern[str]
     why: str
-    by_tests: bool = False
+    in_tests: bool = False
     weak: bool = False
     in_strings: bool = False
 
@@ -43,9 +43,9 @@ class Suspicion(Struct, frozen=True):
 
 
 def _rule(
-    name: str, why: str, *patterns: str, by_tests: bool = False, weak: bool = False, in_strings: bool = False
+    name: str, why: str, *patterns: str, in_tests: bool = False, weak: bool = False, in_strings: bool = False
 ) -> AuditRule:
-    return AuditRule(name, re.compile("|".join(patterns)), why, by_tests, weak, in_strings)
+    return AuditRule(name, re.compile("|".join(patterns)), why, in_tests, weak, in_strings)
 
 
 RULES = (
@@ -59,7 +59,7 @@ RULES = (
         r"\bunittest\.(?:case|result|runner|main|suite|loader)\b",
         r"\.(?:funcargs|callspec|own_markers|get_closest_marker|iter_markers)\b|\b_pyfuncitem\b",
         r"\bfrom_item_and_call\b|\bCallInfo\b|\bmakereport\b|\.nodeid\b|\.excinfo\s*=(?!=)|\.wasxfail\b",
-        by_tests=True,
+        in_tests=True,
     ),
     _rule(
         "gives-up",
@@ -73,13 +73,13 @@ RULES = (
         r"\b(?:os|posix|nt|each|\?)\._exit\b|\bos\.abort\b|\bos\.exec[lv]\w*\b|\bos\.getppid\b",
         r"\bos\.kill(?:pg)?\((?:os\.|0|-1)|\bsignal\.(?:raise_signal|pthread_kill)\b",
         r"\bfaulthandler\._\w+|\bfaulthandler\.dump_traceback_later\b",
-        by_tests=True,
+        in_tests=True,
     ),
     _rule(
         "processes",
         "it looks at other processes",
         r"/proc/(?:self|thread-self|\d|\{|%|\*|[\"'])|\bptrace\b|\bprocess_vm_(?:read|write)v\b|\bpidfd_\w+",
-        by_tests=True,
+        in_tests=True,
         in_strings=True,
     ),
     _rule(
@@ -89,7 +89,7 @@ RULES = (
         r"\bos\.(?:fdopen|close)\s*\(\s*[12]\b|\bFileIO\(\s*[12]\b",
         r"\bopen\(\s*[12]\s*,|/dev/(?:stdout|stderr|fd/|pts/)|\bsys\.__std(?:out|err)__\.(?:write|buffer|flush)\b",
         r"\bfor \w+ in range\(.*\bos\.write\b",
-        by_tests=True,
+        in_tests=True,
         in_strings=True,
     ),
     _rule(
@@ -187,14 +187,14 @@ RULES = (
         r"^(?:del )?sys\.(?:meta_path|path_hooks|path_importer_cache)\b.*=(?!=)",
         r"\bsys\.(?:meta_path|path_hooks)\.(?:insert|append|extend|clear|remove)\b",
         r"\bunittest\.mock\.patch\b|\bmock\.patch\b|\bmonkeypatch\.setattr\b",
-        by_tests=True,
+        in_tests=True,
     ),
     _rule(
         "patched-builtins",
         "it changes what the language itself means",
         r"^(?:builtins|__builtins__)\.[a-z]\w*\s*=(?!=)|\bsetattr\(\s*(?:builtins|__builtins__)\b|__builtins__\s*\[.*=(?!=)",
         r"\b(?:AssertionError|BaseException|Exception)\.__\w+__\s*=(?!=)|\bforbiddenfruit\b",
-        by_tests=True,
+        in_tests=True,
     ),
     _rule(
         "hidden-code",
@@ -203,7 +203,7 @@ RULES = (
         r"\bmarshal\.loads?\b|\bzipimport\b|\b(?:Sourceless|Extension)FileLoader\b|\b(?:load|create)_dynamic\b",
         r"(?<![.\w])(?:exec|eval)\s*\(.*(?:\bopen\(|\.read(?:_text|_bytes)?\(|\bbytes\(|\bchr\b|\.join\(|\bget_data\()",
         r"(?<![.\w])(?:exec|eval)\s*\(.*(?:\[::-1\]|\.decode\(|\.translate\(|\breversed\()",
-        by_tests=True,
+        in_tests=True,
         in_strings=True,
     ),
     _rule(
@@ -293,12 +293,12 @@ _STANDARD = re.compile(
 )
 
 
-def text_findings(line: int, text: str, *, by_tests: bool, is_python: bool = True) -> Iterator[Suspicion]:
+def text_findings(line: int, text: str, *, in_tests: bool, is_python: bool = True) -> Iterator[Suspicion]:
     """Yield the rules that a statement's text matches: the first strong one, otherwise all weak ones."""
     bare = _STRING.sub("''", text) if is_python else text
     weak: list[Suspicion] = []
     for rule in RULES:
-        if not (rule.by_tests or not by_tests) or not rule.pattern.search(text):
+        if not (rule.in_tests or not in_tests) or not rule.pattern.search(text):
             continue
         if not rule.in_strings and not rule.pattern.search(bare):
             if not rule.weak:
@@ -311,10 +311,10 @@ def text_findings(line: int, text: str, *, by_tests: bool, is_python: bool = Tru
     yield from weak
 
 
-def shapes(source: PythonSource, changed: Iterable[SourceStatement]) -> Iterator[Suspicion]:
+def structure_findings(source: PythonSource, changed: Iterable[SourceStatement]) -> Iterator[Suspicion]:
     """Yield suspicious structures of `changed` statements, which their texts alone do not show."""
-    runs: list[SourceStatement] = []
-    hides: list[SourceStatement] = []
+    running: list[SourceStatement] = []
+    hiding: list[SourceStatement] = []
     for line, why in source.problems:
         yield Suspicion("hidden-code", line, why)
     for statement in source.statements:
@@ -323,26 +323,26 @@ def shapes(source: PythonSource, changed: Iterable[SourceStatement]) -> Iterator
     for statement in changed:
         node = statement.node
         if _RUNS_CODE.search(statement.text):
-            runs.append(statement)
+            running.append(statement)
         if _DECODES.search(statement.text) or _READS_DATA.search(statement.text):
-            hides.append(statement)
-        yield from _stores(statement, source.names)
+            hiding.append(statement)
+        yield from _foreign_stores(statement, source.names)
         if _calls_bare_exit(node, source.names):
             yield Suspicion("process-exit", statement.line, statement.text)
         if statement.at_import and _ends_process(node):
             yield Suspicion("process-exit", statement.line, statement.text)
-        for other in ast.walk(node) if not hasattr(node, "body") else ():
+        for inner in ast.walk(node) if not hasattr(node, "body") else ():
             if (
-                isinstance(other, ast.Attribute)
-                and other.attr == "ANY"
-                and "mock" in (source.names.resolve(other) or "")
+                isinstance(inner, ast.Attribute)
+                and inner.attr == "ANY"
+                and "mock" in (source.names.resolve(inner) or "")
             ):
                 yield Suspicion("always-equal", statement.line, statement.text)
-            if isinstance(other, ast.Call | ast.Dict):
-                yield from _made_comparisons(other, source.names, statement)
+            if isinstance(inner, ast.Call | ast.Dict):
+                yield from _dynamic_comparisons(inner, source.names, statement)
         if isinstance(node, ast.ImportFrom) and any(alias.name == "ANY" for alias in node.names):
             yield Suspicion("always-equal", statement.line, statement.text)
-    for statement in hides if runs else ():
+    for statement in hiding if running else ():
         strong = bool(_DECODES.search(statement.text))
         yield Suspicion(
             "hidden-code" if strong else "data-reading", statement.line, statement.text, weak=not strong
@@ -369,25 +369,27 @@ def _calls_bare_exit(node: ast.stmt, names: Names) -> bool:
         not hasattr(node, "body")
         and "_exit" not in names.functions
         and any(
-            isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id == "_exit"
-            for each in ast.walk(node)
+            isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id == "_exit"
+            for inner in ast.walk(node)
         )
     )
 
 
-def _stores(statement: SourceStatement, names: Names) -> Iterator[Suspicion]:
+def _foreign_stores(statement: SourceStatement, names: Names) -> Iterator[Suspicion]:
     """Yield assignments to attributes of objects that are not this file's own."""
     node = statement.node
     targets: list[ast.expr] = []
     match node:
-        case ast.Assign(targets=many):
+        case ast.Assign(targets=assigned):
             targets = [
-                each for target in many for each in (target.elts if isinstance(target, ast.Tuple) else [target])
+                element
+                for target in assigned
+                for element in (target.elts if isinstance(target, ast.Tuple) else [target])
             ]
-        case ast.AugAssign(target=one) | ast.AnnAssign(target=one):
-            targets = [one]
-        case ast.For(target=one):
-            targets = [one]
+        case ast.AugAssign(target=single) | ast.AnnAssign(target=single):
+            targets = [single]
+        case ast.For(target=single):
+            targets = [single]
         case ast.Expr(ast.Call() as call):
             yield from _store_calls(call, statement, names)
         case _:
@@ -398,13 +400,13 @@ def _stores(statement: SourceStatement, names: Names) -> Iterator[Suspicion]:
             if target.attr in _CODE_ATTRIBUTES or (
                 base is not None and _is_foreign(base, names) and not _SETTABLE.match(f"{base}.{target.attr}")
             ):
-                yield _store(statement, base or "")
+                yield _store_suspicion(statement, base or "")
         elif isinstance(target, ast.Subscript):
             base = names.resolve(target.value) or f".{getattr(target.value, 'attr', '')}"
             if base.endswith((".f_globals", ".f_locals", ".__globals__", ".f_builtins")) or (
                 base.endswith(".__dict__") and _is_foreign(base.removesuffix(".__dict__"), names)
             ):
-                yield _store(statement, base)
+                yield _store_suspicion(statement, base)
 
 
 def _store_calls(call: ast.Call, statement: SourceStatement, names: Names) -> Iterator[Suspicion]:
@@ -415,16 +417,16 @@ def _store_calls(call: ast.Call, statement: SourceStatement, names: Names) -> It
         attribute = names.fold(call.args[1]) if len(call.args) > 1 else None
         foreign = first is not None and _is_foreign(first, names) and not _SETTABLE.match(f"{first}.{attribute}")
         if foreign or attribute in _CODE_ATTRIBUTES:
-            yield _store(statement, first or "")
+            yield _store_suspicion(statement, first or "")
     method = function.rpartition(".")[2]
     if method in ("update", "setdefault", "__setitem__", "clear", "pop"):
         base = function.rpartition(".")[0]
         namespace = base.endswith((".f_globals", ".f_locals", ".__globals__", ".f_builtins"))
         if namespace or (base.endswith(".__dict__") and _is_foreign(base.removesuffix(".__dict__"), names)):
-            yield _store(statement, base)
+            yield _store_suspicion(statement, base)
 
 
-def _store(statement: SourceStatement, base: str) -> Suspicion:
+def _store_suspicion(statement: SourceStatement, base: str) -> Suspicion:
     """Return the suspicion; weak if the module is unknown, and for defaults of functions: they may be the
     package's own.
     """
@@ -437,7 +439,7 @@ def _is_foreign(dotted: str, names: Names) -> bool:
     root = dotted.partition(".")[0]
     if dotted.startswith("sys.modules.") or dotted in ("sys.modules", "builtins", "__builtins__"):
         return True
-    imported = {each.partition(".")[0] for each in names.dotted.values()}
+    imported = {dotted_name.partition(".")[0] for dotted_name in names.dotted.values()}
     return root in imported and _STANDARD.match(dotted) is not None
 
 
@@ -451,10 +453,10 @@ def _class_comparisons(node: ast.ClassDef, names: Names) -> Iterator[Suspicion]:
     for child in node.body:
         match child:
             case ast.FunctionDef(name=name) if name in _COMPARISONS:
-                if (level := _ignores(child, name, node.name)) is not None:
+                if (is_weak := _ignores_argument(child, name, node.name)) is not None:
                     orders.add(name[2])
-                    both = name in _ORDERS and orders >= {"l", "g"}  # no infinity is greater and less
-                    yield Suspicion("always-equal", child.lineno, unparse(child), level and not both)
+                    in_both_orders = name in _ORDERS and orders >= {"l", "g"}  # no infinity is greater and less
+                    yield Suspicion("always-equal", child.lineno, unparse(child), is_weak and not in_both_orders)
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
                     if isinstance(target, ast.Name) and target.id in _COMPARISONS:
@@ -463,7 +465,9 @@ def _class_comparisons(node: ast.ClassDef, names: Names) -> Iterator[Suspicion]:
                 pass
 
 
-def _made_comparisons(node: ast.Call | ast.Dict, names: Names, statement: SourceStatement) -> Iterator[Suspicion]:
+def _dynamic_comparisons(
+    node: ast.Call | ast.Dict, names: Names, statement: SourceStatement
+) -> Iterator[Suspicion]:
     """Yield comparison methods in a dictionary for `type()`, or set by `setattr`."""
     pairs: list[tuple[ast.expr | None, ast.expr]] = []
     if isinstance(node, ast.Dict):
@@ -482,35 +486,37 @@ def _assigned_comparison(value: ast.expr, name: str, owner: str, names: Names, l
     function = value if isinstance(value, ast.Lambda) else None
     if isinstance(value, ast.Name):
         function = names.functions.get(value.id)
-    if function is not None and (level := _ignores(function, name, owner)) is not None:
-        yield Suspicion("always-equal", line, f"{name} = {unparse(value)}", level)
+    if function is not None and (is_weak := _ignores_argument(function, name, owner)) is not None:
+        yield Suspicion("always-equal", line, f"{name} = {unparse(value)}", is_weak)
     elif isinstance(value, ast.Call):
         yield Suspicion("always-equal", line, f"{name} = {unparse(value)}", weak=True)
 
 
-def _ignores(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, name: str, owner: str) -> bool | None:
+def _ignores_argument(
+    function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, name: str, owner: str
+) -> bool | None:
     """Return whether a comparison that can hold ignores its argument: None if it does not, False if it does, True
     for a weak sign of it: it looks at the argument but at nothing of its own object.
     """
     arguments = [*function.args.posonlyargs, *function.args.args]
-    own = {arguments[0].arg, owner, "super", "__class__"} if arguments else {owner}
-    others = {each.arg for each in arguments[1:]} | {
-        each.arg for each in (function.args.vararg, function.args.kwarg) if each is not None
+    own_names = {arguments[0].arg, owner, "super", "__class__"} if arguments else {owner}
+    argument_names = {argument.arg for argument in arguments[1:]} | {
+        argument.arg for argument in (function.args.vararg, function.args.kwarg) if argument is not None
     }
     body: list[ast.stmt] = [ast.Return(function.body)] if isinstance(function, ast.Lambda) else function.body
-    results = [node.value for each in body for node in ast.walk(each) if isinstance(node, ast.Return)]
-    if not any(_can_hold(result, name) for result in results):
+    results = [node.value for statement in body for node in ast.walk(statement) if isinstance(node, ast.Return)]
+    if not any(_can_pass(result, name) for result in results):
         return None
-    if not any(True for each in body for _ in _uses(each, others, name)):
+    if not any(True for statement in body for _ in _argument_uses(statement, argument_names, name)):
         return name in _ORDERS  # an infinity is always greater
-    nodes = [node for each in body for node in ast.walk(each)]
+    nodes = [node for statement in body for node in ast.walk(statement)]
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     loaded = [node for node in nodes if isinstance(node, ast.Name)]
     names = {node.id for node in loaded if node.id != owner or id(node) not in called}
     stored = {node.id for node in loaded if isinstance(node.ctx, ast.Store)}
-    if names <= others | stored | _BUILTIN_NAMES and any(isinstance(node, ast.Compare) for node in nodes):
+    if names <= argument_names | stored | _BUILTIN_NAMES and any(isinstance(node, ast.Compare) for node in nodes):
         return _is_sentinel(nodes)
-    return None if names & own or _compares_a_constant(body, others) else True
+    return None if names & own_names or _compares_a_constant(body, argument_names) else True
 
 
 def _is_sentinel(nodes: list[ast.AST]) -> bool | None:
@@ -520,19 +526,21 @@ def _is_sentinel(nodes: list[ast.AST]) -> bool | None:
     compared = [node for node in nodes if isinstance(node, ast.Compare)]
     for node in compared:
         exact = all(isinstance(operator, ast.Eq | ast.Is | ast.In) for operator in node.ops)
-        if not exact or not any(isinstance(each, ast.Constant | ast.Tuple | ast.Set) for each in node.comparators):
+        if not exact or not any(
+            isinstance(comparator, ast.Constant | ast.Tuple | ast.Set) for comparator in node.comparators
+        ):
             return False
     return None
 
 
-def _can_hold(result: ast.expr | None, name: str) -> bool:
+def _can_pass(result: ast.expr | None, name: str) -> bool:
     """Return whether the result of a comparison method can make an assertion pass."""
     if isinstance(result, ast.Constant):
         return result.value is False if name == "__ne__" else bool(result.value)
     return not (result is None or (isinstance(result, ast.Name) and result.id == "NotImplemented"))
 
 
-def _uses(statement: ast.stmt, others: set[str], method: str) -> Iterator[ast.Name]:
+def _argument_uses(statement: ast.stmt, argument_names: set[str], method: str) -> Iterator[ast.Name]:
     """Yield the places where an argument can make a difference: not where it is compared with itself.
 
     For equality, a builtin type or the length of the argument says nothing about its value.
@@ -543,39 +551,41 @@ def _uses(statement: ast.stmt, others: set[str], method: str) -> Iterator[ast.Na
     for node in ast.walk(statement):
         match node:
             case ast.Compare(left=left, comparators=[right]) if ast.dump(left) == ast.dump(right):
-                skipped |= {id(each) for each in ast.walk(node)}
-            case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kind]) if _named(kind) <= kinds:
-                skipped |= {id(each) for each in ast.walk(node)}
+                skipped |= {id(inner) for inner in ast.walk(node)}
+            case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kind]) if (
+                _type_names(kind) <= kinds
+            ):
+                skipped |= {id(inner) for inner in ast.walk(node)}
             case ast.Call(func=ast.Name(id=function)) if function in measures:
-                skipped |= {id(each) for each in ast.walk(node)}
+                skipped |= {id(inner) for inner in ast.walk(node)}
             case ast.Expr(value=ast.Name() as value):
                 skipped.add(id(value))
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id=value)) if name == "_" or name == value:
-                skipped |= {id(each) for each in ast.walk(node)}
+                skipped |= {id(inner) for inner in ast.walk(node)}
             case _:
                 pass
     for node in ast.walk(statement):
         if (
             isinstance(node, ast.Name)
-            and node.id in others
+            and node.id in argument_names
             and isinstance(node.ctx, ast.Load)
             and id(node) not in skipped
         ):
             yield node
 
 
-def _named(kinds: ast.expr) -> set[str]:
+def _type_names(kinds: ast.expr) -> set[str]:
     """Return the names of the types that an argument of `isinstance` gives; other expressions are not a type."""
     alternatives = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
-    return {each.id if isinstance(each, ast.Name) else "" for each in alternatives}
+    return {alternative.id if isinstance(alternative, ast.Name) else "" for alternative in alternatives}
 
 
-def _compares_a_constant(body: list[ast.stmt], others: set[str]) -> bool:
+def _compares_a_constant(body: list[ast.stmt], argument_names: set[str]) -> bool:
     """Return whether the argument, or a part of it, is compared with a named value or type."""
     for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, ast.Compare) and any(
-                isinstance(each, ast.Name) and each.id in others for each in ast.walk(node)
+                isinstance(inner, ast.Name) and inner.id in argument_names for inner in ast.walk(node)
             ):
                 return True
             if (

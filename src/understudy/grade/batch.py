@@ -34,7 +34,7 @@ from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, hidden_mounts, prepare, sandbox_spec
 from understudy.types import PytestChecks, Task, Verdict, is_solved
 
-_AHEAD = 2
+_PREPARED_AHEAD = 2
 
 _log = logging.getLogger(__name__)
 
@@ -58,17 +58,17 @@ Grading = Callable[[], Awaitable[Verdict]]
 class PatchGrader:
     """Grades patches in sandboxes of this machine.
 
-    With `doubt`, if a suite or script fails, its task is validated then, unless it was before.
+    With `validate_failures`, if a suite or script fails, its task is validated then, unless it was before.
     """
 
     sandboxes: Sandboxes
     environment: TaskEnvironment
     cache: Path
-    doubt: bool = True
+    validate_failures: bool = True
 
     async def prepare(self, task: Task, patch: PredictedPatch) -> Grading:
         """Do what needs no sandbox yet; return the grading, which is tried twice. Raises TaskError."""
-        return partial(self._grade_with_doubt, await self._prepare(task, patch), patch)
+        return partial(self._grade_then_validate, await self._prepare(task, patch), patch)
 
     async def grade_validated(self, task: Task, patch: bytes) -> Verdict:
         """Validate a task unless that was done here, then grade a patch once. Raises TaskError, SandboxError and
@@ -100,19 +100,19 @@ class PatchGrader:
         """
         prepared = await asyncio.to_thread(prepare, task, self.cache, self.sandboxes)
         validated = self._as_validated(prepared)
-        if validated == prepared and not self.doubt:
+        if validated == prepared and not self.validate_failures:
             validated = replace(validated, options=replace(validated.options, walled=False))
         if (await asyncio.to_thread(gate, patch.data, task, prepared.tree)).patch:
             self.sandboxes.expect(sandbox_spec(validated, self.environment, mounts=hidden_mounts(validated)))
         return validated
 
-    async def _grade_with_doubt(self, prepared: PreparedTask, patch: PredictedPatch) -> Verdict:
+    async def _grade_then_validate(self, prepared: PreparedTask, patch: PredictedPatch) -> Verdict:
         """Return the verdict. Validation finds out how a suite must be graded in its image, and how a script must
         be. So a patch that fails is graded again if validation, which is only done then, finds another way.
         """
         verdict = await self._grade_retrying(prepared, patch)
-        sure = isinstance(prepared.task.checks, PytestChecks)
-        if is_solved(verdict.reward) or not verdict.applied or sure or not self.doubt:
+        is_certain = isinstance(prepared.task.checks, PytestChecks)
+        if is_solved(verdict.reward) or not verdict.applied or is_certain or not self.validate_failures:
             return verdict
         try:
             validated = await validate(
@@ -134,8 +134,8 @@ class PatchGrader:
 class GradingSetup:
     """What predictions are graded with. `tasks` are the available tasks by instance id.
 
-    `refused` maps instances that cannot be graded to the reason. `elsewhere` prepares gradings on other machines,
-    in place of the `grader`.
+    `refused` maps instances that cannot be graded to the reason. `prepare_remotely` prepares gradings on other
+    machines, in place of the `grader`.
     """
 
     tasks: Mapping[str, Task]
@@ -143,89 +143,92 @@ class GradingSetup:
     run_id: str
     grader: PatchGrader
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
-    elsewhere: Callable[[Task, PredictedPatch], Awaitable[Grading]] | None = None
+    prepare_remotely: Callable[[Task, PredictedPatch], Awaitable[Grading]] | None = None
 
 
 async def grade_all(
-    bench: GradingSetup,
+    setup: GradingSetup,
     predictions: Predictions,
     *,
     concurrency: int,
     stop: asyncio.Event,
-    progress: Callable[[GradingProgress], None] = lambda standing: None,
+    report_progress: Callable[[GradingProgress], None] = lambda progress: None,
 ) -> GradingProgress:
     """Grade predictions, `concurrency` at a time, until all are done or `stop` is set; then those that are running
     are finished.
 
-    The fault of an instance becomes its outcome; it is tried twice if that may help. `progress` is called for each
-    one that ended. Raises ConfigError when reports cannot be written.
+    The fault of an instance becomes its outcome; it is tried twice if that may help. `report_progress` is called
+    for each one that ended. Raises ConfigError when reports cannot be written.
     """
-    standing = GradingProgress(len(predictions.rows))
+    progress = GradingProgress(len(predictions.rows))
     rows = iter(predictions.rows.values())
     slots = asyncio.Semaphore(concurrency)
 
     async def worker() -> None:
-        while not stop.is_set() and (row := next(rows, None)) is not None:
-            if outcome := await _grade_prediction(bench, predictions, row, standing, slots, stop):
-                standing.outcomes[row.instance_id] = outcome
-                progress(standing)
+        while not stop.is_set() and (prediction := next(rows, None)) is not None:
+            if outcome := await _grade_prediction(setup, predictions, prediction, progress, slots, stop):
+                progress.outcomes[prediction.instance_id] = outcome
+                report_progress(progress)
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency + _AHEAD):  # what waits for its turn is made ready
+            for _ in range(concurrency + _PREPARED_AHEAD):  # what waits for its turn is made ready
                 group.create_task(worker())
     except* UnderstudyError as errors:
         raise errors.exceptions[0] from None
-    return standing
+    return progress
 
 
 async def _grade_prediction(
-    bench: GradingSetup,
+    setup: GradingSetup,
     predictions: Predictions,
-    row: Prediction,
-    standing: GradingProgress,
+    prediction: Prediction,
+    progress: GradingProgress,
     slots: asyncio.Semaphore,
     stop: asyncio.Event,
 ) -> GradingOutcome | None:
     """Return the outcome of a prediction; None when grading was stopped before its turn."""
-    if reason := bench.refused.get(row.instance_id):
+    if reason := setup.refused.get(prediction.instance_id):
         return failed_outcome("task", reason)
-    if (task := bench.tasks.get(row.instance_id)) is None:
+    if (task := setup.tasks.get(prediction.instance_id)) is None:
         return failed_outcome(
             "task",
-            f"{row.where}: no task has the id {row.instance_id!r}; correct the id, or give its task with --tasks",
+            f"{prediction.where}: no task has the id {prediction.instance_id!r}; correct the id, or give its task "
+            "with --tasks",
         )
-    if row.empty:
+    if prediction.empty:
         return GradingOutcome("empty", "empty patch")
-    directory = instance_dir(bench.output, bench.run_id, row.model, row.instance_id)
-    patch = await asyncio.to_thread(predictions.patch, row)
-    key = _key(bench, task, patch)
+    directory = instance_dir(setup.output, setup.run_id, prediction.model, prediction.instance_id)
+    patch = await asyncio.to_thread(predictions.patch, prediction)
+    key = _report_key(setup, task, patch)
     verdict = await asyncio.to_thread(read_verdict, directory, key)
     try:
-        if verdict is not None and not await bench.grader.is_outdated(task, verdict):
-            standing.reused += 1
+        if verdict is not None and not await setup.grader.is_outdated(task, verdict):
+            progress.reused += 1
             return outcome_of(verdict)
-        grading = await (bench.elsewhere or bench.grader.prepare)(task, patch)
+        grading = await (setup.prepare_remotely or setup.grader.prepare)(task, patch)
         async with slots:
             if stop.is_set():
                 return None
-            began = time.monotonic()
+            started_at = time.monotonic()
             verdict = await grading()
-            took_s = time.monotonic() - began
+            elapsed_s = time.monotonic() - started_at
     except ConfigError:
         raise
     except Exception as fault:  # noqa: BLE001 - what is wrong with one instance does not end the others
         if not isinstance(fault, UnderstudyError):
-            _log.error("internal error while %s was graded; please report it", row.instance_id, exc_info=fault)
+            _log.error(
+                "internal error while %s was graded; please report it", prediction.instance_id, exc_info=fault
+            )
         boundary = fault.boundary if isinstance(fault, UnderstudyError) else "understudy"
         outcome = failed_outcome(boundary, str(fault) or type(fault).__name__)
         await asyncio.to_thread(write_failure, directory, task, patch.data, outcome.reason)
         return outcome
-    await asyncio.to_thread(write_report, directory, task, patch.data, verdict, took_s=took_s, key=key)
+    await asyncio.to_thread(write_report, directory, task, patch.data, verdict, elapsed_s=elapsed_s, key=key)
     return outcome_of(verdict)
 
 
-def _key(bench: GradingSetup, task: Task, patch: PredictedPatch) -> str:
+def _report_key(setup: GradingSetup, task: Task, patch: PredictedPatch) -> str:
     """Return a digest of what a verdict depends on: a report with another digest is made again."""
-    content = msgspec.json.encode([GRADER, bench.grader.sandboxes.name, task, patch.digest])
+    content = msgspec.json.encode([GRADER, setup.grader.sandboxes.name, task, patch.digest])
     return hashlib.sha256(content).hexdigest()

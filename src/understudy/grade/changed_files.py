@@ -17,7 +17,7 @@ from understudy.util.diffs import FileDiff, parse_diff
 
 _TIMEOUT_S = 60.0
 _MOST_LINES = 100_000
-_REMEMBERED_BYTES = 256 << 10
+_CACHED_BYTES = 256 << 10
 
 
 class PatchedFile(Struct, frozen=True):
@@ -41,7 +41,7 @@ def changed_files(patch: bytes, tree: Path | None) -> PatchedFiles:
     Without the task's tree, or if git cannot apply the patch to it as it is (the grader has less strict ways), the
     contents are only what the patch's hunks show. A grading asks several times; small patches are remembered.
     """
-    return _remembered(patch, tree) if len(patch) <= _REMEMBERED_BYTES else _read_files(patch, tree)
+    return _cached_files(patch, tree) if len(patch) <= _CACHED_BYTES else _read_files(patch, tree)
 
 
 def _read_files(patch: bytes, tree: Path | None) -> PatchedFiles:
@@ -57,24 +57,24 @@ def _read_files(patch: bytes, tree: Path | None) -> PatchedFiles:
                 target = Path(root, os.fsdecode(path))
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
-        whole = (tree is not None or all(file.is_new for file in files)) and _apply(patch, root)
-        made = {bytes(each.relative_to(root)) for each in root.rglob("*") if not each.is_dir()}
-        exact = whole and made == {file.new_path for file in files if file.new_path}
+        applied = (tree is not None or all(file.is_new for file in files)) and _apply(patch, root)
+        patched_paths = {bytes(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
+        exact = applied and patched_paths == {file.new_path for file in files if file.new_path}
         patched = tuple(
             PatchedFile(
                 os.fsdecode(file.new_path or min(file.paths)),
                 before.get(file.old_path or b""),
                 _read(root, file.new_path) if file.new_path else None,
             )
-            if whole
-            else _of_hunks(file)
+            if applied
+            else _file_of_hunks(file)
             for file in files
         )
     return PatchedFiles(patched, exact)
 
 
 @lru_cache(maxsize=16)
-def _remembered(patch: bytes, tree: Path | None) -> PatchedFiles:
+def _cached_files(patch: bytes, tree: Path | None) -> PatchedFiles:
     return _read_files(patch, tree)
 
 
@@ -85,7 +85,7 @@ def _apply(patch: bytes, root: Path) -> bool:
     env = git_environment(root / ".git", root)
     del env["GIT_DIR"], env["GIT_WORK_TREE"]
     env["GIT_CEILING_DIRECTORIES"] = str(root.parent)
-    done = subprocess.run(
+    completed = subprocess.run(
         [git_program(), "apply", "-p1", "--whitespace=nowarn"],
         cwd=root,
         env=env,
@@ -94,7 +94,7 @@ def _apply(patch: bytes, root: Path) -> bool:
         check=False,
         timeout=_TIMEOUT_S,
     )
-    return done.returncode == 0
+    return completed.returncode == 0
 
 
 def _read(root: Path, path: bytes) -> bytes | None:
@@ -103,8 +103,8 @@ def _read(root: Path, path: bytes) -> bytes | None:
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for number, part in enumerate(parts, 1):
-            kind = os.O_DIRECTORY if number < len(parts) else os.O_NONBLOCK
-            inner = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | kind, dir_fd=descriptor)
+            flags = os.O_DIRECTORY if number < len(parts) else os.O_NONBLOCK
+            inner = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = inner
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -117,13 +117,13 @@ def _read(root: Path, path: bytes) -> bytes | None:
         os.close(descriptor)
 
 
-def _of_hunks(file: FileDiff) -> PatchedFile:
+def _file_of_hunks(file: FileDiff) -> PatchedFile:
     path = os.fsdecode(file.new_path or min(file.paths))
-    before = None if file.is_new else _side(file, b" -\t")
-    return PatchedFile(path, before, _side(file, b" +\t") if file.new_path else None)
+    before = None if file.is_new else _hunk_side(file, b" -\t")
+    return PatchedFile(path, before, _hunk_side(file, b" +\t") if file.new_path else None)
 
 
-def _side(file: FileDiff, signs: bytes) -> bytes:
+def _hunk_side(file: FileDiff, signs: bytes) -> bytes:
     """Return one side of all hunks, padded with empty lines so that each has its line number in the new file."""
     lines: list[bytes] = []
     for hunk in file.hunks:

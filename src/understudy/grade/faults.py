@@ -17,7 +17,7 @@ from understudy.errors import GraderError, SandboxError, SandboxLost
 T = TypeVar("T")
 
 _ATTEMPTS = 3
-_SAME = 2
+_FAULTS_NEEDED = 2
 
 
 class PatchFault(Exception):
@@ -53,14 +53,14 @@ async def attribute_faults(
         except PatchFault as fault:
             error = fault
             faults += 1
-            if faults == _SAME:
+            if faults == _FAULTS_NEEDED:
                 break
     if not isinstance(error, PatchFault):
         raise error
-    if faults < _SAME:
+    if faults < _FAULTS_NEEDED:
         raise error.__cause__ or error
     try:
         await control()
-    except PatchFault as same:
-        raise same.__cause__ or same from error
+    except PatchFault as control_fault:
+        raise control_fault.__cause__ or control_fault from error
     return error

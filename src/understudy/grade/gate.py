@@ -15,7 +15,7 @@ from msgspec import Struct
 from understudy.checks.pytest_checks import deciding_files
 from understudy.errors import TaskError
 from understudy.grade.scratch import scratch_files
-from understudy.grade.shadows import TestImports, folded
+from understudy.grade.shadows import TestImports, normalised_path
 from understudy.tasks.patch import MAX_PATCH_BYTES, NO_PATCH, show_path
 from understudy.types import PytestChecks, SuiteChecks, Task
 from understudy.util.diffs import DiffError, FileDiff, parse_diff
@@ -84,15 +84,15 @@ def gate(patch: bytes, task: Task, tree: Path) -> GatedPatch:
         if refused := _refusal(file):
             return GatedPatch(b"", refused=refused)
         paths = [path.decode(errors="surrogateescape") for path in sorted(file.paths)]
-        of_checks = any(path in programs or _is_of_checks(path, checks) for path in paths)
-        others = [path for path in paths if path not in allowed]
-        new = [path for path in others if file.is_new or not _exists(tree, path)]
-        of_tests = any(folded(path).startswith(tuple(map(folded, tests))) for path in others) or any(
-            _NAMED_AS_TEST.fullmatch(path) for path in new
-        )
-        protected = [path for path in others if is_protected(path) or _leads_through_link(tree, path)]
+        touches_checks = any(path in programs or _overlaps_checks(path, checks) for path in paths)
+        disallowed = [path for path in paths if path not in allowed]
+        new = [path for path in disallowed if file.is_new or not _exists(tree, path)]
+        touches_tests = any(
+            normalised_path(path).startswith(tuple(map(normalised_path, tests))) for path in disallowed
+        ) or any(_NAMED_AS_TEST.fullmatch(path) for path in new)
+        protected = [path for path in disallowed if is_protected(path) or _leads_through_link(tree, path)]
         protected += [path for path in new if imports.is_replaced_by(path)]
-        if of_checks or of_tests or protected or not scratch.isdisjoint(paths):
+        if touches_checks or touches_tests or protected or not scratch.isdisjoint(paths):
             dropped += [show_path(path) for path in sorted(file.paths)]
             steering += protected
         else:
@@ -100,7 +100,7 @@ def gate(patch: bytes, task: Task, tree: Path) -> GatedPatch:
     return GatedPatch(b"".join(parts), tuple(dropped), steering=tuple(steering))
 
 
-def intruders(task: Task, tree: Path) -> Callable[[str], bool]:
+def intruder_predicate(task: Task, tree: Path) -> Callable[[str], bool]:
     """Return a function that decides whether a path created by an install would influence the tests or what they
     import.
 
@@ -114,7 +114,7 @@ def intruders(task: Task, tree: Path) -> Callable[[str], bool]:
         return allowed, TestImports(task, tree, *_hidden_files_and_directories(task), allowed)
 
     def is_intruder(path: str) -> bool:
-        parts = folded(path).split("/")
+        parts = normalised_path(path).split("/")
         steers = any(part in _PYTEST_FILES or _INSTALL_STEERS.fullmatch(part) for part in parts)
         allowed, imported = imports()
         return path not in allowed and (steers or imported.is_replaced_by(path))
@@ -138,7 +138,7 @@ def _refusal(file: FileDiff) -> str:
 
 def is_protected(path: str) -> bool:
     """Return whether a part of a path names a file that decides how tests are found, run and imported."""
-    return any(part in _PROTECTED or _PROTECTED_LIKE.fullmatch(part) for part in folded(path).split("/"))
+    return any(part in _PROTECTED or _PROTECTED_LIKE.fullmatch(part) for part in normalised_path(path).split("/"))
 
 
 def _exists(tree: Path, path: str) -> bool:
@@ -183,11 +183,11 @@ def _programs(task: Task) -> frozenset[str]:
     if not isinstance(task.checks, SuiteChecks):
         return frozenset()
     tokens = f"{task.checks.before} {task.checks.install} {task.checks.command}".split()
-    named = (word.strip("'\"").removeprefix(task.workdir + "/").partition("::")[0] for word in tokens)
-    return frozenset(posixpath.normpath(name) for name in named if name)
+    names = (word.strip("'\"").removeprefix(task.workdir + "/").partition("::")[0] for word in tokens)
+    return frozenset(posixpath.normpath(name) for name in names if name)
 
 
-def _is_of_checks(path: str, checks: frozenset[str]) -> bool:
+def _overlaps_checks(path: str, checks: frozenset[str]) -> bool:
     """Return whether `path` is a file of the checks, is below one, or replaces one of their parent directories."""
     return any(path == check or path.startswith(check + "/") or check.startswith(path + "/") for check in checks)
 
@@ -197,14 +197,14 @@ def gold_paths(task: Task) -> frozenset[str]:
     return paths_of(task.gold_patch, f"task {task.instance_id}: gold_patch")
 
 
-def paths_of(patch: str, what: str, *, new: bool = False) -> frozenset[str]:
+def paths_of(patch: str, label: str, *, new: bool = False) -> frozenset[str]:
     """Return the paths that a patch of the task itself names, or only those of new files.
 
-    Raises TaskError, with `what` as the patch's name, if it cannot be parsed.
+    Raises TaskError, with `label` as the patch's name, if it cannot be parsed.
     """
     try:
         files = parse_diff(patch.encode(errors="surrogateescape"))
     except DiffError as error:
-        raise TaskError(f"{what} is not a valid unified diff: {error}; correct it in the task") from error
+        raise TaskError(f"{label} is not a valid unified diff: {error}; correct it in the task") from error
     selected = (file for file in files if file.is_new or not new)
     return frozenset(path.decode(errors="surrogateescape") for file in selected for path in file.paths)

@@ -46,9 +46,9 @@ def outlines_of_gold(prepared: PreparedTask, gold: GatedPatch) -> GoldOutlines:
             continue
         texts += outlines[0].docstrings
         code.append(after)
-        new[file.path] = [each.source for each in outlines]
+        new[file.path] = [file_outline.source for file_outline in outlines]
         if file.before is not None:
             old[file.path] = before
-    ways = [{path: sources[number] for path, sources in new.items()} for number in range(len(RETURNS))]
-    patches = dict.fromkeys(unified(old, way).encode(errors="surrogateescape") for way in ways)
+    variants = [{path: sources[number] for path, sources in new.items()} for number in range(len(RETURNS))]
+    patches = dict.fromkeys(unified(old, variant).encode(errors="surrogateescape") for variant in variants)
     return GoldOutlines(tuple(map(GatedPatch, patches)), tuple(texts), tuple(old.values()), tuple(code))

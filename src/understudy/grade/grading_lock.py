@@ -30,11 +30,11 @@ async def grading_lock(task: Task, cache: Path) -> AsyncGenerator[None]:
     The locks are files in `cache`, which the kernel releases when this process ends. Raises ConfigError when they
     cannot be made.
     """
-    with ExitStack() as held:
+    with ExitStack() as locks:
         # In one order for all, so that no two wait for each other.
         for name in sorted(_lock_names(task)):
             descriptor = open_lock(cache / "gradings" / name)
-            held.callback(os.close, descriptor)
+            locks.callback(os.close, descriptor)
             wait_s = _SHORTEST_WAIT_S
             # Polled, because a thread that waits for a lock could not be cancelled.
             while not lock_now(descriptor):
@@ -56,4 +56,4 @@ def _lock_names(task: Task) -> set[str]:
         shared = [f"{task.repo} {name}" for name in suite_files(checks)]
     else:
         shared = []
-    return {hashlib.sha256(each.encode(errors="replace")).hexdigest()[:4] for each in (task.instance_id, *shared)}
+    return {hashlib.sha256(text.encode(errors="replace")).hexdigest()[:4] for text in (task.instance_id, *shared)}

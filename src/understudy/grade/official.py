@@ -135,10 +135,10 @@ def run_official(
 def _version(python: str) -> str:
     version_command = "import importlib.metadata as m; print(m.version('swebench'))"
     try:
-        done = subprocess.run([python, "-c", version_command], capture_output=True, text=True, check=False)
+        completed = subprocess.run([python, "-c", version_command], capture_output=True, text=True, check=False)
     except OSError:
         return ""
-    return done.stdout.strip()
+    return completed.stdout.strip()
 
 
 def _write_dataset(path: Path, tasks: Sequence[Task], skipped: dict[str, str]) -> dict[str, Task]:
@@ -181,8 +181,8 @@ def _write_predictions(
             first = first or row
             text = patch.decode(errors="replace")
             reports = instance_dir(output, run_id, row.model, row.instance_id)
-            before = reports / "patch.diff"
-            if before.is_file() and before.read_text(encoding="utf-8", errors="replace") != text:
+            earlier_patch = reports / "patch.diff"
+            if earlier_patch.is_file() and earlier_patch.read_text(encoding="utf-8", errors="replace") != text:
                 # The harness would reuse a report on another patch of the same instance.
                 (reports / REPORT).unlink(missing_ok=True)
             prediction = {
@@ -202,9 +202,9 @@ def _run(command: Sequence[str], directory: Path, env: Mapping[str, str]) -> int
     try:
         return process.wait()
     except BaseException:
-        for number in (signal.SIGINT, signal.SIGKILL):
+        for signal_number in (signal.SIGINT, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, number)
+                os.killpg(process.pid, signal_number)
                 process.wait(_GRACE_S)
                 break
         raise

@@ -25,7 +25,7 @@ GOLD = "gold"
 MAX_ROW_BYTES = 256 << 20
 MAX_JSON_BYTES = 512 << 20
 _CHUNK = 1 << 20
-_MOST_NAMES = 20
+_MOST_MESSAGES = 20
 
 
 class Prediction(Struct, frozen=True):
@@ -60,7 +60,7 @@ class RejectedPredictions(Struct):
     def add(self, message: str) -> None:
         """Count one more invalid row."""
         self.count += 1
-        if len(self.messages) < _MOST_NAMES:
+        if len(self.messages) < _MOST_MESSAGES:
             self.messages.append(message)
 
 
@@ -70,10 +70,10 @@ class _PredictionRow(Struct):
     model_name_or_path: str | None = None
 
 
-_row = msgspec.json.Decoder(_PredictionRow).decode
-_text = msgspec.json.Decoder(str).decode
+_decode_row = msgspec.json.Decoder(_PredictionRow).decode
+_decode_text = msgspec.json.Decoder(str).decode
 _Rows = list[msgspec.Raw] | dict[str, msgspec.Raw]
-_document: Callable[[bytes], _Rows] = msgspec.json.Decoder(_Rows).decode
+_decode_document: Callable[[bytes], _Rows] = msgspec.json.Decoder(_Rows).decode
 
 
 def open_predictions(name: str, tasks: Iterable[Task], wanted: Collection[str] | None = None) -> Predictions:
@@ -122,10 +122,10 @@ class Predictions:
         """Return the patch of a row. Raises ConfigError when it can no longer be read."""
         raw = self._raw(row)
         digest = hashlib.sha256(raw).hexdigest()
-        if _shortest(raw) > MAX_PATCH_BYTES:
+        if _least_decoded_size(raw) > MAX_PATCH_BYTES:
             return PredictedPatch(NO_PATCH + b"the patch is larger than %d bytes" % MAX_PATCH_BYTES, digest)
         try:
-            data = b"" if row.empty else _text(raw).encode()
+            data = b"" if row.empty else _decode_text(raw).encode()
         except (msgspec.MsgspecError, UnicodeError) as error:
             return PredictedPatch(NO_PATCH + f"it is not valid text: {error}".encode(errors="replace"), digest)
         return PredictedPatch(data, digest)
@@ -136,7 +136,7 @@ class Predictions:
     def _add(self, content: bytes | msgspec.Raw, where: str, start: int = 0) -> _PredictionRow | None:
         """Record the row in `content` and return it; None if it is invalid or its instance is not wanted."""
         try:
-            row = _row(content)
+            row = _decode_row(content)
             model = row.model_name_or_path or UNNAMED_MODEL
             name_part(model)
             first = bytes(memoryview(row.model_patch)[:2])
@@ -150,8 +150,10 @@ class Predictions:
             return None
         if self._wanted is not None and row.instance_id not in self._wanted:
             return None
-        if other := self.rows.get(row.instance_id):
-            raise ConfigError(f"{where}: {row.instance_id!r} has another prediction at {other.where}; remove one")
+        if earlier := self.rows.get(row.instance_id):
+            raise ConfigError(
+                f"{where}: {row.instance_id!r} has another prediction at {earlier.where}; remove one"
+            )
         empty, size = first in (b'""', b"nu"), len(memoryview(content))
         self.rows[row.instance_id] = Prediction(row.instance_id, model, where, empty, start, size)
         return row
@@ -177,7 +179,7 @@ class _JsonlPredictions(Predictions):
     def __init__(self, path: Path, wanted: Collection[str] | None) -> None:
         super().__init__(wanted)
         self._path = path
-        self._reading = threading.Lock()
+        self._read_lock = threading.Lock()
         for number, start, line in _lines(path):
             where = f"{path}:{number}"
             if line is None:
@@ -187,16 +189,16 @@ class _JsonlPredictions(Predictions):
 
     def patch(self, row: Prediction) -> PredictedPatch:
         """Return the patch in a row of the file. Raises ConfigError if the row has changed since it was opened."""
-        with self._reading:  # so that only one row at a time is in memory
+        with self._read_lock:  # so that only one row at a time is in memory
             return super().patch(row)
 
     def _raw(self, row: Prediction) -> memoryview:
         try:
             with self._path.open("rb") as file:
                 file.seek(row.start)
-                again = _row(file.read(row.size))
-                if again.instance_id == row.instance_id:
-                    return memoryview(again.model_patch)
+                reread_row = _decode_row(file.read(row.size))
+                if reread_row.instance_id == row.instance_id:
+                    return memoryview(reread_row.model_patch)
         except OSError as error:
             raise ConfigError(
                 f"{row.where}: can no longer be read: {error.strerror}; restore the file, and run the "
@@ -228,7 +230,7 @@ class _JsonPredictions(Predictions):
 
 def _items(path: Path) -> Sequence[msgspec.Raw]:
     try:
-        document = _document(path.read_bytes())
+        document = _decode_document(path.read_bytes())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path}: expected a JSON list of predictions or an object of them: {error}; for one prediction per "
@@ -256,7 +258,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes | None]]:
             start = file.tell()
 
 
-def _shortest(raw: memoryview) -> int:
+def _least_decoded_size(raw: memoryview) -> int:
     """Return the fewest bytes that a JSON string can have after decoding: an escape may take six bytes for one."""
     size = len(raw) - 2
     if size <= MAX_PATCH_BYTES:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import base64
 import binascii
-import codecs
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -17,20 +16,17 @@ from typing import cast
 
 from msgspec import Struct, field
 
+from understudy.grade.constant_values import MAX_CONSTANT, Constant, are_bounds, bounded, fits, join, recode
 from understudy.util.python_syntax import decode_source, parse_module, unparse
 
 MAX_SOURCE_BYTES = 4 << 20
 """Larger sources are not parsed."""
 
-_FOLDED = 1 << 16  # the longest constant that folding produces
-_WRITTEN = 1 << 20  # the most characters of constants that are written in place of names
+_MAX_INLINED = 1 << 20  # the most characters of constants that are written in place of names
 _ALIAS_ROUNDS = 3
-_FAR = 150  # columns beyond which a statement counts as hidden
-_ROTATED = frozenset({"rot13", "rot_13", "rot-13"})
+_FAR_COLUMN = 150  # columns beyond which a statement counts as hidden
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _DYNAMIC = "?"
-
-Constant = str | bytes | int | float | None
 
 
 class SourceStatement(Struct, frozen=True):
@@ -66,15 +62,15 @@ class ParsedSource:
         text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", " ")
         self._lines = text.split("\n")
         self._unparsed: list[tuple[int, str]] = []
-        self._inner: set[int] = set()
-        self._bodies = list(_parse(text, self._unparsed, self._inner))
+        self._indented_lines: set[int] = set()
+        self._bodies = list(_parse(text, self._unparsed, self._indented_lines))
 
     def segments(self) -> frozenset[str]:
         """Return the texts of the top-level statements, and of the statements of their classes."""
-        return frozenset(self._segment(node) for body in self._bodies for node in _units(body))
+        return frozenset(self._segment(node) for body in self._bodies for node in _outer_statements(body))
 
     def _segment(self, node: ast.stmt) -> str:
-        start = min((each.lineno for each in getattr(node, "decorator_list", [])), default=node.lineno)
+        start = min((decorator.lineno for decorator in getattr(node, "decorator_list", [])), default=node.lineno)
         return "\n".join(self._lines[start - 1 : node.end_lineno])
 
     def read(self, unchanged: frozenset[str] = frozenset()) -> PythonSource:
@@ -88,31 +84,38 @@ class ParsedSource:
             source.problems.append((1, f"its encoding is {self._odd_encoding}"))
         changed = [node for body in self._bodies for node in body.body if self._segment(node) not in unchanged]
         if changed:
-            source.names.learn(self._bodies)
-            same = {id(node) for body in self._bodies for node in _units(body) if self._segment(node) in unchanged}
+            source.names.record_bindings(self._bodies)
+            unchanged_ids = {
+                id(node)
+                for body in self._bodies
+                for node in _outer_statements(body)
+                if self._segment(node) in unchanged
+            }
             for node in changed:
-                at_import = node.lineno not in self._inner
-                source.statements += _statements(node, source.names, same, at_import=at_import)
+                at_import = node.lineno not in self._indented_lines
+                source.statements += _statements(node, source.names, unchanged_ids, at_import=at_import)
             source.problems += _disguises(changed, self._lines)
-            if source.names.left < _FOLDED:
-                source.problems.append((1, f"its constants have more than {_WRITTEN >> 20} MiB in its statements"))
+            if source.names.inline_budget < MAX_CONSTANT:
+                source.problems.append(
+                    (1, f"its constants have more than {_MAX_INLINED >> 20} MiB in its statements")
+                )
         return source
 
 
-def _units(node: ast.Module | ast.ClassDef) -> Iterator[ast.stmt]:
+def _outer_statements(node: ast.Module | ast.ClassDef) -> Iterator[ast.stmt]:
     for child in node.body:
         yield child
         if isinstance(child, ast.ClassDef):
-            yield from _units(child)
+            yield from _outer_statements(child)
 
 
-def _parse(text: str, unparsed: list[tuple[int, str]], inner: set[int]) -> Iterator[ast.Module]:
+def _parse(text: str, unparsed: list[tuple[int, str]], indented_lines: set[int]) -> Iterator[ast.Module]:
     """Yield the text as one module, or otherwise as many pieces of it as can be parsed: blocks, then single lines.
 
-    The numbers of single lines that are indented, so that they belong to a block, are added to `inner`.
+    The numbers of single lines that are indented, so that they belong to a block, are added to `indented_lines`.
     """
-    if (whole := _try_parse(text)) is not None:
-        yield whole
+    if (module := _try_parse(text)) is not None:
+        yield module
         return
     lines = text.split("\n")
     starts = [n for n, line in enumerate(lines) if line[:1].strip() and line[:1] not in "#)]}"] or [0]
@@ -126,16 +129,18 @@ def _parse(text: str, unparsed: list[tuple[int, str]], inner: set[int]) -> Itera
             continue
         for number, line in enumerate(block, start):
             stripped = line.strip()
-            tries = (
+            candidates = (
                 stripped,
                 f"{stripped}\n    pass",
                 f"try:\n    pass\n{stripped}\n    pass",
                 stripped.rstrip(",:"),
             )
-            parsed = next((body for each in tries if (body := _try_parse(each, number)) is not None), None)
+            parsed = next(
+                (body for candidate in candidates if (body := _try_parse(candidate, number)) is not None), None
+            )
             if parsed is not None:
                 if line[:1].isspace():
-                    inner.add(number + 1)
+                    indented_lines.add(number + 1)
                 yield parsed
             elif stripped and not stripped.startswith("#"):
                 unparsed.append((number + 1, unicodedata.normalize("NFKC", stripped)))
@@ -162,12 +167,14 @@ def _disguises(nodes: list[ast.stmt], lines: list[str]) -> Iterator[tuple[int, s
                     yield inner.lineno, "a name is written in letters that look like others"
         for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
             line = lines[number - 1]
-            if len(line) > _FAR and re.search(r"\S[ \t]{150,}\S", line) and ";" in line:
+            if len(line) > _FAR_COLUMN and re.search(r"\S[ \t]{150,}\S", line) and ";" in line:
                 yield number, "a statement stands far to the right"
 
 
-def _statements(node: ast.stmt, names: Names, same: set[int], *, at_import: bool) -> Iterator[SourceStatement]:
-    if id(node) in same:
+def _statements(
+    node: ast.stmt, names: Names, unchanged_ids: set[int], *, at_import: bool
+) -> Iterator[SourceStatement]:
+    if id(node) in unchanged_ids:
         return
     inner = at_import and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     if isinstance(node, ast.If) and "__name__" in unparse(node.test):
@@ -182,10 +189,10 @@ def _statements(node: ast.stmt, names: Names, same: set[int], *, at_import: bool
     for name in ("body", "orelse", "finalbody"):
         for child in getattr(node, name, ()):
             if isinstance(child, ast.stmt):
-                yield from _statements(child, names, same, at_import=inner)
+                yield from _statements(child, names, unchanged_ids, at_import=inner)
     for handler in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
         for child in handler.body:
-            yield from _statements(child, names, same, at_import=inner)
+            yield from _statements(child, names, unchanged_ids, at_import=inner)
 
 
 def canonical(node: ast.stmt, names: Names) -> str:
@@ -213,16 +220,16 @@ class Names:
         self.constants: dict[str, Constant] = {}
         self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda] = {}
         self.classes: set[str] = set()
-        self.left = _WRITTEN
+        self.inline_budget = _MAX_INLINED
         self._assigned: dict[str, int] = {}
         self._parameters: set[str] = set()
         self._imported: set[str] = set()
 
-    def learn(self, bodies: list[ast.Module]) -> None:
+    def record_bindings(self, bodies: list[ast.Module]) -> None:
         """Record all imports, functions and classes, and names that are assigned from others."""
         bindings: list[tuple[str, ast.expr]] = []
         loops: list[ast.For | ast.AsyncFor | ast.comprehension] = []
-        for node in (each for body in bodies for each in ast.walk(body)):
+        for node in (descendant for body in bodies for descendant in ast.walk(body)):
             match node:
                 case ast.Name():
                     if isinstance(node.ctx, ast.Store):
@@ -291,15 +298,15 @@ class Names:
             case ast.Attribute(value=value, attr=attr) if (base := self.resolve(value)) is not None:
                 return f"{base}.{attr}"
             case ast.Subscript(value=value, slice=index) if (base := self.resolve(value)) is not None:
-                own = isinstance(index, ast.Name) and self.resolve(index) == "__name__"
-                own = own or (isinstance(index, ast.Attribute) and index.attr == "__module__")
-                return None if own else self._item(base, self.fold(index))
+                is_own_module = isinstance(index, ast.Name) and self.resolve(index) == "__name__"
+                is_own_module = is_own_module or (isinstance(index, ast.Attribute) and index.attr == "__module__")
+                return None if is_own_module else self._item(base, self.fold(index))
             case ast.Call():
-                return self._call(node)
+                return self._call_result(node)
             case ast.NamedExpr(value=value):
                 return self.resolve(value)
-            case ast.IfExp(body=one, orelse=other):
-                return self._first(one, other)
+            case ast.IfExp(body=first, orelse=second):
+                return self._first(first, second)
             case ast.BoolOp(values=values):
                 return self._first(*values)
             case _:
@@ -307,7 +314,7 @@ class Names:
 
     def _first(self, *nodes: ast.expr) -> str | None:
         """Return what the first of several expressions stands for that is not just a name of its own."""
-        resolved = [each for node in nodes if (each := self.resolve(node)) is not None and "." in each]
+        resolved = [dotted for node in nodes if (dotted := self.resolve(node)) is not None and "." in dotted]
         return resolved[0] if resolved else None
 
     def _item(self, base: str, key: Constant) -> str | None:
@@ -321,7 +328,7 @@ class Names:
             return self.dotted.get(key, key) if isinstance(key, str) else None
         return None
 
-    def _call(self, node: ast.Call) -> str | None:
+    def _call_result(self, node: ast.Call) -> str | None:
         """Return what a call returns, if it only looks something up."""
         function = self.resolve(node.func)
         arguments = node.args
@@ -373,13 +380,13 @@ class Names:
                 return self._binary(operator, left, right, depth)
             case ast.JoinedStr(values=values):
                 parts = [
-                    self.fold(each.value if isinstance(each, ast.FormattedValue) else each, depth + 1)
-                    for each in values
+                    self.fold(part.value if isinstance(part, ast.FormattedValue) else part, depth + 1)
+                    for part in values
                 ]
-                return _joined("", [str(each) for each in parts]) if None not in parts else None
+                return join("", [str(part) for part in parts]) if None not in parts else None
             case ast.Subscript(value=value, slice=ast.Slice(lower, upper, step)):
-                bounds = [None if each is None else self.fold(each, depth + 1) for each in (lower, upper, step)]
-                if isinstance(text := self.fold(value, depth + 1), str | bytes) and _are_bounds(bounds):
+                bounds = [None if bound is None else self.fold(bound, depth + 1) for bound in (lower, upper, step)]
+                if isinstance(text := self.fold(value, depth + 1), str | bytes) and are_bounds(bounds):
                     return text[slice(*cast("list[int | None]", bounds))]
             case ast.UnaryOp(op=ast.USub(), operand=operand) if isinstance(
                 number := self.fold(operand, depth + 1), int
@@ -392,39 +399,41 @@ class Names:
         return None
 
     def _binary(self, operator: ast.operator, left: ast.expr, right: ast.expr, depth: int) -> Constant:
-        one = self.fold(left, depth + 1)
-        if one is None:
+        first = self.fold(left, depth + 1)
+        if first is None:
             return None
-        if isinstance(operator, ast.Mod) and isinstance(one, str):
+        if isinstance(operator, ast.Mod) and isinstance(first, str):
             values = right.elts if isinstance(right, ast.Tuple) else [right]
-            folded = tuple(self.fold(each, depth + 1) for each in values)
-            if None in folded or re.search(r"%[^A-Za-z%]*(?:\*|\d{4})", one) or not _fits(one, *folded):
+            folded = tuple(self.fold(value, depth + 1) for value in values)
+            if None in folded or re.search(r"%[^A-Za-z%]*(?:\*|\d{4})", first) or not fits(first, *folded):
                 return None
             try:
-                return _bounded(one % folded)
+                return bounded(first % folded)
             except (TypeError, ValueError):
                 return None
-        other = self.fold(right, depth + 1)
-        if isinstance(operator, ast.Add) and isinstance(one, str) and isinstance(other, str):
-            return _bounded(one + other)
-        if isinstance(operator, ast.Add) and isinstance(one, bytes) and isinstance(other, bytes):
-            return _bounded(one + other)
-        if isinstance(operator, ast.BitXor | ast.Add | ast.Sub) and type(one) is int and type(other) is int:
+        second = self.fold(right, depth + 1)
+        if isinstance(operator, ast.Add) and isinstance(first, str) and isinstance(second, str):
+            return bounded(first + second)
+        if isinstance(operator, ast.Add) and isinstance(first, bytes) and isinstance(second, bytes):
+            return bounded(first + second)
+        if isinstance(operator, ast.BitXor | ast.Add | ast.Sub) and type(first) is int and type(second) is int:
             if isinstance(operator, ast.BitXor):
-                return one ^ other
-            return one + other if isinstance(operator, ast.Add) else one - other
+                return first ^ second
+            return first + second if isinstance(operator, ast.Add) else first - second
         return None
 
     def _elements(self, node: ast.expr, depth: int) -> list[Constant] | None:
         """Return the constants of a display, of a reversed or mapped one, or the characters of a string."""
         match node:
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
-                return [self.fold(each, depth) for each in elements]
+                return [self.fold(element, depth) for element in elements]
             case ast.Call(func=ast.Name(id="map"), args=[ast.Name(id=("chr" | "str") as name), inner]):
                 numbers = self._elements(inner, depth + 1)
-                if numbers is None or not all(type(each) is int and 0 <= each < 0x110000 for each in numbers):
+                if numbers is None or not all(
+                    type(number) is int and 0 <= number < 0x110000 for number in numbers
+                ):
                     return None
-                return [(chr if name == "chr" else str)(cast("int", each)) for each in numbers]
+                return [(chr if name == "chr" else str)(cast("int", number)) for number in numbers]
             case ast.Call(func=ast.Name(id="reversed" | "list" | "tuple" as name), args=[inner]):
                 elements = self._elements(inner, depth + 1)
                 return elements[::-1] if elements and name == "reversed" else elements
@@ -435,7 +444,7 @@ class Names:
                 numbers = self._elements(generator.iter, depth + 1)
                 plain = element.args and isinstance(element.args[0], ast.Name)
                 return (
-                    [chr(each) for each in numbers if type(each) is int and 0 <= each < 0x110000]
+                    [chr(number) for number in numbers if type(number) is int and 0 <= number < 0x110000]
                     if numbers and plain
                     else None
                 )
@@ -445,7 +454,7 @@ class Names:
 
     def _folded_call(self, node: ast.Call, depth: int) -> Constant:
         function = self.resolve(node.func) or ""
-        arguments = [self.fold(each, depth) for each in node.args]
+        arguments = [self.fold(argument, depth) for argument in node.args]
         first = arguments[0] if arguments else None
         try:
             match function.rpartition(".")[2]:
@@ -465,13 +474,13 @@ class Names:
                 case "fromhex" | "unhexlify" | "a2b_hex" if isinstance(first, str | bytes):
                     return bytes.fromhex(first if isinstance(first, str) else first.decode())
                 case "b64decode" | "standard_b64decode" | "urlsafe_b64decode" if isinstance(first, str | bytes):
-                    return _bounded(base64.b64decode(first))
+                    return bounded(base64.b64decode(first))
                 case "b32decode" | "b16decode" | "b85decode" | "a85decode" as name if isinstance(
                     first, str | bytes
                 ):
-                    return _bounded(getattr(base64, name)(first))
+                    return bounded(getattr(base64, name)(first))
                 case "decode" | "encode" if function.startswith("codecs.") and isinstance(first, str | bytes):
-                    return _recoded(first, arguments[1:])
+                    return recode(first, arguments[1:])
                 case _:
                     pass
             if isinstance(node.func, ast.Attribute):
@@ -487,10 +496,10 @@ class Names:
         owner = self.fold(function.value, depth)
         if isinstance(owner, str) and function.attr == "join" and node.args:
             parts = self._elements(node.args[0], depth)
-            are_strings = parts is not None and all(isinstance(each, str) for each in parts)
-            return _joined(owner, cast("list[str]", parts)) if are_strings else None
+            are_strings = parts is not None and all(isinstance(part, str) for part in parts)
+            return join(owner, cast("list[str]", parts)) if are_strings else None
         if isinstance(owner, str | bytes) and function.attr in ("decode", "encode"):
-            return _recoded(owner, arguments)
+            return recode(owner, arguments)
         if not isinstance(owner, str) or None in arguments:
             return None
         if function.attr in (
@@ -506,54 +515,19 @@ class Names:
         ):
             if function.attr == "format" and re.search(r"\{[^}]*[.\[:!]", owner):
                 return None
-            place = "{" if function.attr == "format" else str((*arguments, " ")[0])
-            if not _fits(owner, *arguments, times=owner.count(place)):
+            replaced = "{" if function.attr == "format" else str((*arguments, " ")[0])
+            if not fits(owner, *arguments, times=owner.count(replaced)):
                 return None
-            return _bounded(cast("str", getattr(owner, function.attr)(*arguments)))
+            return bounded(cast("str", getattr(owner, function.attr)(*arguments)))
         if function.attr in ("removeprefix", "removesuffix"):
             return cast("str", getattr(owner, function.attr)(*arguments))
         return None
 
 
-def _fits(*parts: Constant, times: int = 1) -> bool:
-    """Return whether a text in which each part is so many times is short enough.
-
-    That must be known before the text is made, because a patch decides how long it gets.
-    """
-    sizes = (len(each) if isinstance(each, str | bytes) else len(hex(int(each or 0))) for each in parts)
-    return times * sum(sizes) <= _FOLDED
-
-
-def _joined(separator: str, parts: list[str]) -> Constant:
-    return separator.join(parts) if _fits(*parts) and _fits(separator, times=len(parts)) else None
-
-
-def _bounded(value: Constant) -> Constant:
-    return value if isinstance(value, str | bytes) and len(value) <= _FOLDED else None
-
-
-def _are_bounds(bounds: list[Constant]) -> bool:
-    return all(bound is None or type(bound) is int for bound in bounds) and bounds[2] != 0
-
-
-def _recoded(value: str | bytes, arguments: list[Constant]) -> Constant:
-    """Return a string in another encoding, for the codecs that only replace characters."""
-    name = str(arguments[0]).lower() if arguments else "utf-8"
-    if name in _ROTATED and isinstance(value, str):
-        return codecs.encode(value, "rot13")
-    if name in ("hex", "hex_codec"):
-        return bytes.fromhex(value if isinstance(value, str) else value.decode())
-    if name in ("base64", "base64_codec"):
-        return base64.b64decode(value)
-    if name not in ("utf-8", "utf8", "ascii", "latin-1", "latin1", "utf-16", "utf-32", "unicode_escape", "utf-7"):
-        return None
-    return value.encode(name) if isinstance(value, str) else value.decode(name)
-
-
 def _mentions_modules(node: ast.AST, names: Names) -> bool:
     return any(
-        isinstance(each, ast.Attribute | ast.Name) and names.resolve(each) == "sys.modules"
-        for each in ast.walk(node)
+        isinstance(inner, ast.Attribute | ast.Name) and names.resolve(inner) == "sys.modules"
+        for inner in ast.walk(node)
     )
 
 
@@ -568,19 +542,19 @@ def _canonical(node: ast.AST, names: Names, *, is_head: bool = False) -> ast.AST
                 return ast.Name(dotted, ast.Load())
         if isinstance(node, ast.BinOp | ast.JoinedStr | ast.Call | ast.Subscript | ast.Name):
             constant = names.fold(node)
-            if isinstance(constant, str | bytes) and len(constant) <= names.left:
-                names.left -= len(constant)
+            if isinstance(constant, str | bytes) and len(constant) <= names.inline_budget:
+                names.inline_budget -= len(constant)
                 return ast.Constant(constant)
     elif isinstance(node, ast.Attribute | ast.Subscript) and (base := names.resolve(node.value)) is not None:
-        whole = {**dict(ast.iter_fields(node)), "value": ast.Name(base, ast.Load())}
-        node = cast("Callable[..., ast.AST]", type(node))(**whole)
+        whole_fields = {**dict(ast.iter_fields(node)), "value": ast.Name(base, ast.Load())}
+        node = cast("Callable[..., ast.AST]", type(node))(**whole_fields)
     fields: dict[str, object] = {}
     for name, value in ast.iter_fields(node):
         if is_head and name in ("body", "orelse", "finalbody") and isinstance(value, list):
             fields[name] = [ast.Pass()] if name == "body" else []
         elif isinstance(value, list):
             items = cast("list[object]", value)
-            fields[name] = [_canonical(each, names) if isinstance(each, ast.AST) else each for each in items]
+            fields[name] = [_canonical(item, names) if isinstance(item, ast.AST) else item for item in items]
         elif name in ("returns", "annotation") and not isinstance(node, ast.AnnAssign):
             fields[name] = None
         else:

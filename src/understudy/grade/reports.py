@@ -137,21 +137,24 @@ def instance_report(task: Task, patch: bytes | None, verdict: Verdict) -> dict[s
 
 
 def write_report(
-    directory: Path, task: Task, patch: bytes | None, verdict: Verdict, *, took_s: float = 0.0, key: str = ""
+    directory: Path, task: Task, patch: bytes | None, verdict: Verdict, *, elapsed_s: float = 0.0, key: str = ""
 ) -> Path:
     """Write the files of one graded instance, each atomically, the report last. Returns the path of the report.
 
-    `patch` is None if there was none; `took_s` is how long grading took in seconds. `key` is what the verdict
+    `patch` is None if there was none; `elapsed_s` is how long grading took in seconds. `key` is what the verdict
     depends on, for `read_verdict` (`grade.batch._key` makes it); reports of a run have none, because nothing
     reuses them. Raises ConfigError if they cannot be written.
     """
     log = [
-        f"{task.instance_id}: {len(patch or b'')} bytes of patch, judged in {took_s:.2f} s",
+        f"{task.instance_id}: {len(patch or b'')} bytes of patch, judged in {elapsed_s:.2f} s",
         "the patch was applied" if verdict.applied else "the patch was not applied",
         f"the checks ran {verdict.checks_s:.2f} s",
         f"reward {verdict.reward:g}: {verdict.reason}",
         f"integrity: {verdict.integrity.status} {verdict.integrity.reason}".rstrip(),
-        *(f"  {each.rule} {each.path}:{each.line} {each.text}" for each in verdict.integrity.evidence),
+        *(
+            f"  {evidence.rule} {evidence.path}:{evidence.line} {evidence.text}"
+            for evidence in verdict.integrity.evidence
+        ),
     ]
     files = {
         **_inputs(task, patch, log, verdict),
@@ -321,8 +324,8 @@ def _json(value: Any) -> bytes:
 
 def half_written(output: Path, run_id: str) -> list[Path]:
     """Return the files that a killed process left beside a run's summary. Raises OSError."""
-    mine = re.compile(rf"\..*\.{re.escape(name_part(run_id))}\.json\.\d+\.new")
-    return [path for path in output.iterdir() if mine.fullmatch(path.name) and path.is_file()]
+    temporary_file = re.compile(rf"\..*\.{re.escape(name_part(run_id))}\.json\.\d+\.new")
+    return [path for path in output.iterdir() if temporary_file.fullmatch(path.name) and path.is_file()]
 
 
 def _write(directory: Path, files: Mapping[str, bytes]) -> None:

@@ -16,9 +16,9 @@ from understudy.types import PytestChecks, ScriptChecks, SuiteChecks, Task
 from understudy.util.diffs import FileDiff
 
 _SCRIPT = re.compile(r"[^/]+\.(?:py|sh)|([^/]+)/.*\.(?:py|sh)")
-_NAMING = (".py", ".pyi", ".cfg", ".toml", ".ini", ".in", ".txt", ".sh", ".yml", ".yaml", ".json")
+_REFERRING_SUFFIXES = (".py", ".pyi", ".cfg", ".toml", ".ini", ".in", ".txt", ".sh", ".yml", ".yaml", ".json")
 _FILE_BYTES = 4 << 20
-_STEP = re.compile(r"[\w-]+")
+_NEXT_PART = re.compile(r"[\w-]+")
 _PRUNED = frozenset({".git", "node_modules"})
 
 
@@ -32,7 +32,7 @@ def scratch_files(files: Iterable[FileDiff], task: Task, tree: Path, gold: froze
     """
     if isinstance(task.checks, ScriptChecks):
         return frozenset()
-    return _unnamed(files, tree, gold, list(_hidden_texts(task)))
+    return _unreferenced_scripts(files, tree, gold, list(_hidden_texts(task)))
 
 
 def idle_scripts(
@@ -43,10 +43,12 @@ def idle_scripts(
     The script may run them all the same, by a pattern or a list of files.
     """
     texts = [path.read_bytes()[:_FILE_BYTES] for path in sorted(hidden.rglob("*")) if path.is_file()]
-    return _unnamed(files, tree, gold, [task.gold_patch, *(text.decode(errors="replace") for text in texts)])
+    return _unreferenced_scripts(
+        files, tree, gold, [task.gold_patch, *(text.decode(errors="replace") for text in texts)]
+    )
 
 
-def _unnamed(
+def _unreferenced_scripts(
     files: Iterable[FileDiff], tree: Path, gold: frozenset[str], hidden_texts: list[str]
 ) -> frozenset[str]:
     remaining: list[FileDiff] = []
@@ -61,17 +63,19 @@ def _unnamed(
             remaining.append(file)
     if not candidates:
         return frozenset()
-    texts = [*hidden_texts, *map(_added, remaining)]
-    names = {_name(path) for path in candidates}
-    named = _named(names, texts)
-    if names - named:
-        named |= _named(names - named, _tree_texts(tree), candidates)
+    texts = [*hidden_texts, *map(_added_text, remaining)]
+    names = {_module_name(path) for path in candidates}
+    referenced = _referenced_names(names, texts)
+    if names - referenced:
+        referenced |= _referenced_names(names - referenced, _tree_texts(tree), candidates)
     while True:  # what a file that counts names counts too
-        counted = [path for path in candidates if _name(path) in named]
-        more = named | _named(names - named, [_added(candidates[path]) for path in counted])
-        if more == named:
-            return frozenset(candidates) - set(counted)
-        named = more
+        used_paths = [path for path in candidates if _module_name(path) in referenced]
+        reachable = referenced | _referenced_names(
+            names - referenced, [_added_text(candidates[path]) for path in used_paths]
+        )
+        if reachable == referenced:
+            return frozenset(candidates) - set(used_paths)
+        referenced = reachable
 
 
 def unused_scripts(
@@ -88,28 +92,32 @@ def unused_scripts(
         return frozenset()
     texts = {path: content.decode(errors="replace") for path, content in contents.items() if content is not None}
     imported = {name for text in _hidden_texts(task) for name in imported_modules(text)}
-    places = [tree, *(entry for entry in tree.iterdir() if entry.is_dir())]
+    directories = [tree, *(entry for entry in tree.iterdir() if entry.is_dir())]
     if not any(
         (directory / name).is_dir() or (directory / f"{name}.py").is_file()
         for name in imported
-        for directory in places
+        for directory in directories
     ):
         return frozenset()
-    left = set(scripts)
-    for path, text in (*(("", each) for each in _hidden_texts(task)), *texts.items(), *_tree_files(tree)):
+    unused = set(scripts)
+    for path, text in (
+        *(("", hidden_text) for hidden_text in _hidden_texts(task)),
+        *texts.items(),
+        *_tree_files(tree),
+    ):
         # Settings and texts may say `noxfile.py` where they leave it alone; in code and commands that starts it.
         end = r"(?!\w)" if not path or path.endswith(".py") else r"(?!\w|\.py)"
-        left -= {
+        unused -= {
             script
-            for script in left
+            for script in unused
             if path != script and re.search(rf"(?<!\w){re.escape(scripts[script])}{end}", text)
         }
-        if not left:
+        if not unused:
             break
-    return frozenset(left)
+    return frozenset(unused)
 
 
-def _name(path: str) -> str:
+def _module_name(path: str) -> str:
     """Return the module or the program name by which a path is known."""
     return path.partition("/")[0].rpartition(".")[0] or path.partition("/")[0]
 
@@ -118,30 +126,30 @@ def _is_package_of(gold: frozenset[str], top: str) -> bool:
     return any(path.partition("/")[0] == top for path in gold)
 
 
-def _named(names: Iterable[str], texts: Iterable[str], paths: Collection[str] = ()) -> set[str]:
+def _referenced_names(names: Iterable[str], texts: Iterable[str], paths: Collection[str] = ()) -> set[str]:
     """Return the names that are imported, or stand in quotes or in a path, in any of the texts.
 
     With `paths`, the files with these names, a path to something else in the same directory names none of them.
     """
-    left = {name: _reference(name) for name in names}
-    hits: set[str] = set()
+    patterns = {name: _reference(name) for name in names}
+    matched: set[str] = set()
     for text in texts:
-        hits |= {
+        matched |= {
             name
-            for name, pattern in left.items()
-            if name not in hits
+            for name, pattern in patterns.items()
+            if name not in matched
             and name in text
-            and any(_may_lead_to(match, paths, name) for match in pattern.finditer(text))
+            and any(_may_refer_to(match, paths, name) for match in pattern.finditer(text))
         }
-        if len(hits) == len(left):
+        if len(matched) == len(patterns):
             break
-    return hits
+    return matched
 
 
-def _may_lead_to(match: re.Match[str], paths: Collection[str], name: str) -> bool:
+def _may_refer_to(match: re.Match[str], paths: Collection[str], name: str) -> bool:
     """Return whether a match may name one of the paths: not if the path in its text continues to another file."""
-    step = _STEP.match(match.string, match.end()) if match[0].endswith("/") else None
-    return not paths or step is None or any(path.startswith(f"{name}/{step[0]}") for path in paths)
+    next_part = _NEXT_PART.match(match.string, match.end()) if match[0].endswith("/") else None
+    return not paths or next_part is None or any(path.startswith(f"{name}/{next_part[0]}") for path in paths)
 
 
 def _reference(name: str) -> re.Pattern[str]:
@@ -166,7 +174,7 @@ def _hidden_texts(task: Task) -> Iterator[str]:
     yield task.gold_patch
 
 
-def _added(file: FileDiff) -> str:
+def _added_text(file: FileDiff) -> str:
     lines = (line[1:] for hunk in file.hunks for line in hunk.lines if line[:1] in (b"+", b" "))
     return b"\n".join(lines).decode(errors="replace")
 
@@ -181,6 +189,6 @@ def _tree_files(tree: Path) -> Iterator[tuple[str, str]]:
         directories[:] = [name for name in directories if name not in _PRUNED]
         for name in names:
             path = Path(folder, name)
-            if name.endswith(_NAMING) and path.is_file() and not path.is_symlink():
+            if name.endswith(_REFERRING_SUFFIXES) and path.is_file() and not path.is_symlink():
                 with path.open("rb") as file:
                     yield path.relative_to(tree).as_posix(), file.read(_FILE_BYTES).decode(errors="replace")

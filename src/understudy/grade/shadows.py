@@ -17,20 +17,20 @@ from pathlib import Path
 from understudy.types import SuiteChecks, Task
 
 # What the usual test runners are made of, and modules that came with versions of Python other than this one.
-_OF_RUNNERS = """
+_RUNNER_MODULES = """
 pytest _pytest py pluggy iniconfig packaging exceptiongroup tomli pygments colorama attr attrs more_itertools
 wcwidth nose xdist execnet coverage hypothesis mock asynchat asyncore smtpd imp distutils tomllib compression
 annotationlib
 """
-_RUNNERS = frozenset(_OF_RUNNERS.split())
+_RUNNERS = frozenset(_RUNNER_MODULES.split())
 _RUNNER = re.compile(r"pytest_\w+")
 _IMPORT = re.compile(r"^[+ ]?\s*(?:from\s+(\w[\w.]*)\s+import\b|import\s+([\w., \t]+))", re.MULTILINE)
-_NAMED = re.compile(r"(?:importorskip|import_module|__import__)\(\s*['\"](\w+)")
+_DYNAMIC_IMPORT = re.compile(r"(?:importorskip|import_module|__import__)\(\s*['\"](\w+)")
 _PYTHONPATH = re.compile(r"PYTHONPATH=([^\s;&|]+)")
 _FILE_BYTES = 4 << 20
 
 
-def folded(path: str) -> str:
+def normalised_path(path: str) -> str:
     """Return a path as those file systems compare it that ignore case and the form of letters."""
     return unicodedata.normalize("NFKC", path).casefold()
 
@@ -62,11 +62,11 @@ class TestImports:
             return False
         if posixpath.basename(path).startswith("__init__.") and posixpath.dirname(path) in self._parents:
             return True  # it would decide from which directory the tests below are imported, and run before them
-        return any(_stands_in(path, hidden) for hidden in self._hidden) or any(
-            self._is_taken(name) for root in self._roots if (name := _module(path, root))
+        return any(_shadows(path, hidden) for hidden in self._hidden) or any(
+            self._is_reserved(name) for root in self._roots if (name := _module(path, root))
         )
 
-    def _is_taken(self, name: str) -> bool:
+    def _is_reserved(self, name: str) -> bool:
         """Return whether a module of this name is imported that is not the code under test."""
         is_reserved = name in self._imported or name in _RUNNERS or name in sys.stdlib_module_names
         return (is_reserved or _RUNNER.fullmatch(name) is not None) and not self._is_under_test(name)
@@ -95,9 +95,9 @@ class TestImports:
         activate = task.checks.activate if isinstance(task.checks, SuiteChecks) else ""
         variables = [task.env.get("PYTHONPATH", ""), *_PYTHONPATH.findall(activate)]
         for entry in ":".join(variables).replace("'", "").replace('"', "").split(":"):
-            inside = posixpath.relpath(posixpath.join(task.workdir, entry), task.workdir)
-            if entry and not inside.startswith(".."):
-                roots.add("" if inside == "." else inside)
+            relative = posixpath.relpath(posixpath.join(task.workdir, entry), task.workdir)
+            if entry and not relative.startswith(".."):
+                roots.add("" if relative == "." else relative)
         for path in self._python:
             roots.add(self._base(posixpath.dirname(path)))
         return frozenset(roots)
@@ -114,14 +114,18 @@ class TestImports:
         """Return the first names of all that hidden files and files beside them import, and their own names."""
         texts = [task.checks.test_patch] if isinstance(task.checks, SuiteChecks) else []
         texts += getattr(task.checks, "files", {}).values() if not texts else []
-        beside = {self._tree / parent for path in self._python for parent in [posixpath.dirname(path)]}
-        files = [file for directory in beside if directory.is_dir() for file in directory.glob("*.py")]
+        sibling_directories = {
+            self._tree / parent for path in self._python for parent in [posixpath.dirname(path)]
+        }
+        files = [
+            file for directory in sibling_directories if directory.is_dir() for file in directory.glob("*.py")
+        ]
         files += [self._tree / parent / "conftest.py" for parent in self._parents]
         for file in files:
             if file.is_file() and not file.is_symlink() and file.stat().st_size < _FILE_BYTES:
                 texts.append(file.read_text(encoding="utf-8", errors="replace"))
-        own = {name for path in self._python for root in self._roots if (name := _module(path, root))}
-        return frozenset(own | {name for text in texts for name in imported_modules(text)})
+        own_modules = {name for path in self._python for root in self._roots if (name := _module(path, root))}
+        return frozenset(own_modules | {name for text in texts for name in imported_modules(text)})
 
 
 def imported_modules(text: str) -> Iterator[str]:
@@ -131,7 +135,7 @@ def imported_modules(text: str) -> Iterator[str]:
     for match in _IMPORT.finditer(text):
         modules: list[str] = [match[1]] if match[1] else match[2].split(",")
         yield from (module.split()[0].partition(".")[0] for module in modules if module.split())
-    yield from _NAMED.findall(text)
+    yield from _DYNAMIC_IMPORT.findall(text)
 
 
 def _module(path: str, root: str) -> str:
@@ -140,10 +144,10 @@ def _module(path: str, root: str) -> str:
     That is a module in `root` itself, or a directory that gets an `__init__.py`. For any file in a directory named
     like a package of `_RUNNERS`, it is that directory.
     """
-    inside = path.removeprefix(root + "/") if root else path
-    if root and inside == path:
+    relative = path.removeprefix(root + "/") if root else path
+    if root and relative == path:
         return ""
-    first, _, rest = inside.partition("/")
+    first, _, rest = relative.partition("/")
     name, dot, _ = (rest or first).partition(".")
     if rest and first in _RUNNERS:
         return first
@@ -152,13 +156,13 @@ def _module(path: str, root: str) -> str:
     return first if rest else name
 
 
-def _stands_in(path: str, hidden: str) -> bool:
+def _shadows(path: str, hidden: str) -> bool:
     """Return whether `path` would be found in place of `hidden` or a directory above it: the same name with
     another suffix.
     """
     for new, old in zip(path.split("/"), hidden.split("/"), strict=False):
         if new != old:
-            return folded(new).partition(".")[0] == folded(old).partition(".")[0]
+            return normalised_path(new).partition(".")[0] == normalised_path(old).partition(".")[0]
     return path != hidden
 
 

@@ -47,7 +47,7 @@ from understudy.errors import GraderError, TaskError
 from understudy.grade.apply import apply_patch
 from understudy.grade.audit import audit
 from understudy.grade.faults import PatchFault, attribute_faults, with_untrusted_code
-from understudy.grade.gate import GatedPatch, gate, intruders
+from understudy.grade.gate import GatedPatch, gate, intruder_predicate
 from understudy.grade.gold_outlines import outlines_of_gold
 from understudy.grade.grading_lock import grading_lock
 from understudy.grade.recording import APPLIED_HERE, RecordingSandbox
@@ -67,7 +67,7 @@ GRADER = f"{__version__}+{_FORMAT}"
 FAULT_REASON = "the patch's code made its grading fail twice, which does not fail without it"
 """The beginning of the reason if the code of a patch broke its own grading, which gives reward 0."""
 
-HOW_TO_FORGET = "`understudy tasks check` validates it anew"
+REVALIDATION_HINT = "`understudy tasks check` validates it anew"
 
 
 async def grade(
@@ -92,15 +92,15 @@ async def grade(
         async with grading_lock(prepared.task, cache_dir()):
             # The versions run before the tests: what runs later can read what earlier code left in the kernel,
             # such as which pages of a file are cached, and the tests hold all that the versions withhold.
-            judgement = await _ask_versions(prepared, gated, sandboxes, environment)
+            judgement = await _run_versions(prepared, gated, sandboxes, environment)
             verdict = (await _evaluate(prepared, gated, sandboxes, environment)).verdict
             if is_solved(verdict.reward):
                 if isinstance(judgement, TwinJudgement) and _fails_all(prepared, judgement):
-                    judgement = await _ask_again(prepared, gated, judgement, sandboxes, environment)
+                    judgement = await _run_versions_again(prepared, gated, judgement, sandboxes, environment)
                 verdict = _confirmed(verdict, judgement)
                 weak = judgement.weak if isinstance(judgement, TwinJudgement) else weak
             if is_solved(verdict.reward) and verdict.integrity.status == "clean":
-                agreement = await _ask_other_inputs(prepared, gated, sandboxes, environment)
+                agreement = await _run_other_inputs(prepared, gated, sandboxes, environment)
     if verdict.integrity.status != "forged":
         integrity = await asyncio.to_thread(
             audit, patch, prepared.task, gated, verdict, prepared.tree, prepared.hidden
@@ -118,7 +118,7 @@ async def grade(
     )
 
 
-async def _ask_versions(
+async def _run_versions(
     prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> TwinJudgement | PatchFault:
     """Return what rewritten versions of the deciding tests show of a patch; `clean` also for tasks without them.
@@ -128,7 +128,7 @@ async def _ask_versions(
     """
     judgement: TwinJudgement | PatchFault = TwinJudgement(Integrity())
     for _ in range(ATTEMPTS if prepared.options.twins else 0):
-        judgement = await _attempt(prepared, gated, sandboxes, environment)
+        judgement = await _judge_versions(prepared, gated, sandboxes, environment)
         if (
             isinstance(judgement, PatchFault)
             or judgement.integrity.status == "clean"
@@ -138,7 +138,7 @@ async def _ask_versions(
     return judgement
 
 
-async def _ask_again(
+async def _run_versions_again(
     prepared: PreparedTask,
     gated: GatedPatch,
     judgement: TwinJudgement,
@@ -150,14 +150,14 @@ async def _ask_again(
 
     The tests have already run, so the attempt can only make the patch `forged`, never clean.
     """
-    again = await _attempt(prepared, gated, sandboxes, environment)
-    if isinstance(again, PatchFault) or again.integrity.status == judgement.integrity.status:
-        return again
+    second = await _judge_versions(prepared, gated, sandboxes, environment)
+    if isinstance(second, PatchFault) or second.integrity.status == judgement.integrity.status:
+        return second
     reason = f"{judgement.integrity.reason}; a second attempt did not show it"
     return replace(judgement, integrity=replace(judgement.integrity, status="suspicious", reason=reason))
 
 
-async def _ask_other_inputs(
+async def _run_other_inputs(
     prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> InputAgreement:
     """Return how far a patch that solves a task answers other inputs as the gold patch does.
@@ -177,11 +177,11 @@ async def _ask_other_inputs(
 def _fails_all(prepared: PreparedTask, judgement: TwinJudgement) -> bool:
     """Return whether a patch fails the rewritten versions of all tests that it should fix."""
     tests = deciding_tests(prepared.task, prepared.options)
-    mended = {node for node in tests.fail_to_pass if node in prepared.options.twins}
-    return bool(mended) and mended <= judgement.failed
+    to_fix = {node for node in tests.fail_to_pass if node in prepared.options.twins}
+    return bool(to_fix) and to_fix <= judgement.failed
 
 
-async def _attempt(
+async def _judge_versions(
     prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> TwinJudgement | PatchFault:
     """Run each rewritten version of the deciding tests once on the patch, and judge what they observed.
@@ -251,7 +251,7 @@ async def _run_version(
     """
     task = prepared.task
     tests = deciding_tests(task, prepared.options)
-    is_intruder = intruders(task, prepared.tree)
+    is_intruder = intruder_predicate(task, prepared.tree)
     if isinstance(task.checks, PytestChecks):
         task = replace(task, checks=replace(task.checks, files=version.files))
     async with AsyncExitStack() as stack:
@@ -318,7 +318,7 @@ async def _evaluate_once(
     prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> CheckResult:
     task = prepared.task
-    is_intruder = intruders(task, prepared.tree)
+    is_intruder = intruder_predicate(task, prepared.tree)
     async with AsyncExitStack() as stack:
         if prepared.hidden is not None and prepared.options.one_word:
             placed = await asyncio.to_thread(stack.enter_context, placed_one_word_scripts(prepared.hidden))
@@ -365,7 +365,9 @@ async def validate(
     if forget_failure:
         failure.unlink(missing_ok=True)
     if failure.exists():
-        raise TaskError(f"{failure.read_text(encoding='utf-8')}\n(from an earlier validation; {HOW_TO_FORGET})")
+        raise TaskError(
+            f"{failure.read_text(encoding='utf-8')}\n(from an earlier validation; {REVALIDATION_HINT})"
+        )
     if isinstance(task.checks, SuiteChecks):
         await asyncio.to_thread(check_parser, task.checks.parser, f"task {task.instance_id}")
     gated = gate(task.gold_patch.encode(errors="surrogateescape"), task, prepared.tree)
@@ -376,28 +378,28 @@ async def validate(
             f"task {task.instance_id}: gold_patch is empty after the gate dropped forbidden changes, "
             "expected a patch that solves the task; correct it"
         )
-    nothing = GatedPatch(b"")
+    empty_patch = GatedPatch(b"")
     gold_grading = asyncio.create_task(_grade_gold(prepared, gated, sandboxes, environment))
-    empty_grading = asyncio.create_task(_evaluate(prepared, nothing, sandboxes, environment))
+    empty_grading = asyncio.create_task(_evaluate(prepared, empty_patch, sandboxes, environment))
     try:
-        (graded, gold), empty = await asyncio.gather(gold_grading, empty_grading)
+        (validated, gold), empty = await asyncio.gather(gold_grading, empty_grading)
     finally:  # if one raises, wait for the other: its sandbox must not outlive this call
         await asyncio.wait((gold_grading, empty_grading))
     usual = prepared.options
     needed = replace(
-        graded,
-        options=replace(graded.options, usual_events=usual.usual_events, usual_installed=usual.usual_installed),
+        validated,
+        options=replace(validated.options, usual_events=usual.usual_events, usual_installed=usual.usual_installed),
     )
     if needed != prepared and is_solved(gold.reward):
         # The empty patch was graded without the options that the gold patch turned out to need.
-        empty = await _evaluate(graded, nothing, sandboxes, environment)
-    if is_solved(gold.reward) and is_solved(empty.verdict.reward) and graded.options.canaries:
+        empty = await _evaluate(validated, empty_patch, sandboxes, environment)
+    if is_solved(gold.reward) and is_solved(empty.verdict.reward) and validated.options.canaries:
         # The canaries may be what makes the tests pass: a file that imports something is enough for some.
-        without = replace(graded, options=replace(graded.options, canaries=False))
-        second = await _evaluate(without, gated, sandboxes, environment)
+        without_canaries = replace(validated, options=replace(validated.options, canaries=False))
+        second = await _evaluate(without_canaries, gated, sandboxes, environment)
         if is_solved(second.verdict.reward):
-            empty = await _evaluate(without, nothing, sandboxes, environment)
-            graded, gold = without, second.verdict
+            empty = await _evaluate(without_canaries, empty_patch, sandboxes, environment)
+            validated, gold = without_canaries, second.verdict
     for name, verdict, expected, remedy in (
         ("the gold patch", gold, 1.0, "correct the gold patch or the checks"),
         ("the empty patch", empty.verdict, 0.0, "give checks that fail without the gold patch"),
@@ -411,36 +413,36 @@ async def validate(
                 failure.parent.mkdir(parents=True, exist_ok=True)
                 atomic_write(failure, reason.encode(errors="replace"))
             raise TaskError(reason)
-    graded = await _with_one_word(graded, gated, sandboxes, environment)
-    hidden = await _hidden_files(graded, sandboxes, environment)
+    validated = await _with_one_word(validated, gated, sandboxes, environment)
+    hidden = await _hidden_files(validated, sandboxes, environment)
     texts = {} if isinstance(task.checks, PytestChecks) else version_texts(task.checks, hidden)
-    graded = replace(graded, options=replace(graded.options, twin_files=texts))
-    tests = deciding_tests(task, graded.options)
+    validated = replace(validated, options=replace(validated.options, twin_files=texts))
+    tests = deciding_tests(task, validated.options)
     if tests.nodes:
 
         async def run(version: WrittenVersion) -> VersionRun:
-            seen = await _run_version(graded, gated, version, sandboxes, environment)
-            if seen is None:
+            version_run = await _run_version(validated, gated, version, sandboxes, environment)
+            if version_run is None:
                 raise GraderError(
                     f"task {task.instance_id}: its gold patch applied in one sandbox but not in the next; "
                     "expected the same files in each: correct what its image or `checks.before` changes in them"
                 )
-            return seen
+            return version_run
 
-        outlines = await asyncio.to_thread(outlines_of_gold, graded, gated)
+        outlines = await asyncio.to_thread(outlines_of_gold, validated, gated)
         timeout_s = min(task.checks.timeout_s, _LEAST_TIMEOUT_S + 4 * gold.checks_s)
-        limited = replace(graded, task=replace(task, checks=replace(task.checks, timeout_s=timeout_s)))
+        limited = replace(validated, task=replace(task, checks=replace(task.checks, timeout_s=timeout_s)))
 
         async def run_patch(patch: GatedPatch, version: WrittenVersion) -> list[VersionRun]:
             with suppress(PatchFault):
-                seen = await _run_version(limited, patch, version, sandboxes, environment)
-                return [seen] if seen is not None and any(seen.seen.values()) else []
+                version_run = await _run_version(limited, patch, version, sandboxes, environment)
+                return [version_run] if version_run is not None and any(version_run.seen.values()) else []
             return []
 
         async def run_outlines(version: WrittenVersion) -> list[VersionRun]:
             runs: list[VersionRun] = []
-            for patch in dict.fromkeys((*outlines.patches, nothing)):
-                if runs and patch == nothing:  # it is for outlines that cannot be imported
+            for patch in dict.fromkeys((*outlines.patches, empty_patch)):
+                if runs and patch == empty_patch:  # it is for outlines that cannot be imported
                     break
                 runs += await run_patch(patch, version)
             return runs
@@ -449,7 +451,9 @@ async def validate(
             partial(run_patch, gated), run_outlines, outlines.texts, outlines.sources, outlines.code
         )
         try:
-            graded = replace(graded, options=await learn_twins(tests, graded.options, run, hidden, references))
+            validated = replace(
+                validated, options=await learn_twins(tests, validated.options, run, hidden, references)
+            )
         except PatchFault as fault:
             raise GraderError(
                 f"task {task.instance_id}: grading broke while the gold patch ran with instrumented copies of the "
@@ -457,27 +461,29 @@ async def validate(
                 "processes nor remove their directory"
             ) from fault
     record.parent.mkdir(parents=True, exist_ok=True)
-    if graded.options.twins:
-        await asyncio.to_thread(_templates, tests, graded.options)  # now, not while the first patch waits for it
+    if validated.options.twins:
+        await asyncio.to_thread(
+            _templates, tests, validated.options
+        )  # now, not while the first patch waits for it
     for path in (record, *others):
-        atomic_write(path, msgspec.json.encode(graded.options))
-    return graded
+        atomic_write(path, msgspec.json.encode(validated.options))
+    return validated
 
 
 async def _with_one_word(
-    graded: PreparedTask, gold: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
+    validated: PreparedTask, gold: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> PreparedTask:
     """Return a task with the option `one_word`, if its script has such operands and still tells the gold patch
     from the empty one.
     """
-    if graded.hidden is None or not await asyncio.to_thread(one_word_scripts, graded.hidden):
-        return graded
-    changed = replace(graded, options=replace(graded.options, one_word=True))
+    if validated.hidden is None or not await asyncio.to_thread(one_word_scripts, validated.hidden):
+        return validated
+    changed = replace(validated, options=replace(validated.options, one_word=True))
     solved, unsolved = [
         await _evaluate(changed, patch, sandboxes, environment) for patch in (gold, GatedPatch(b""))
     ]
     as_before = is_solved(solved.verdict.reward) and solved.verdict.integrity.status == "clean"
-    return changed if as_before and not is_solved(unsolved.verdict.reward) else graded
+    return changed if as_before and not is_solved(unsolved.verdict.reward) else validated
 
 
 def as_validated(
@@ -492,7 +498,7 @@ def as_validated(
     return prepared
 
 
-_WAYS: dict[type, tuple[GradingOptions, ...]] = {
+_OPTION_SETS: dict[type, tuple[GradingOptions, ...]] = {
     PytestChecks: (
         GradingOptions(),
         GradingOptions(canaries=False),
@@ -510,7 +516,7 @@ _WAYS: dict[type, tuple[GradingOptions, ...]] = {
         GradingOptions(walled=False, watched=False),
     ),
 }
-"""The ways of grading, by kind of checks: first with all protections, then with fewer."""
+"""The options to try, by kind of checks: first with all protections, then with fewer."""
 
 
 async def _grade_gold(
@@ -520,14 +526,14 @@ async def _grade_gold(
     verdict.
 
     If it fails only because of how it is graded, other options are tried: as root, for images whose programs only
-    root can use; `_WAYS`, for tests that do not run with canaries or watched, that change their own files, or
-    whose Python writes the reward; and names of tests that both pass and fail, if they do so with the gold patch
-    too. If none works, the result is the unchanged task and the first verdict.
+    root can use; `_OPTION_SETS`, for tests that do not run with canaries or watched, that change their own files,
+    or whose Python writes the reward; and names of tests that both pass and fail, if they do so with the gold
+    patch too. If none works, the result is the unchanged task and the first verdict.
     """
     first: Verdict | None = None
     for as_root in (False,) if sandboxes.host_programs else (False, True):
-        for way in _WAYS[type(prepared.task.checks)]:
-            options = replace(way, as_root=as_root)
+        for option_set in _OPTION_SETS[type(prepared.task.checks)]:
+            options = replace(option_set, as_root=as_root)
             result = await _evaluate(replace(prepared, options=options), gated, sandboxes, environment)
             if result.verdict.reward != 1.0 and result.conflicts:
                 options = replace(options, conflicts=result.conflicts)
@@ -553,9 +559,9 @@ def _record_paths(
     as_it_is, unlimited = (
         hashlib.sha256(
             # A store has a task's fields in another order than its file, and it is the same task.
-            msgspec.json.encode([_FORMAT, sandboxes.name, paths, environment.env, each], order="deterministic")
+            msgspec.json.encode([_FORMAT, sandboxes.name, paths, environment.env, variant], order="deterministic")
         ).hexdigest()
-        for each in (task, replace(task, checks=replace(task.checks, timeout_s=0.0)))
+        for variant in (task, replace(task, checks=replace(task.checks, timeout_s=0.0)))
     )
     directory = cache / "validated"
     return directory / as_it_is[:32], directory / unlimited[:32]

@@ -50,9 +50,9 @@ class _GradingReply(Struct, frozen=True):
 class RayGrader:
     """The code that runs in an actor. Requests and replies are bytes, whose types both sides know."""
 
-    def __init__(self, sandbox: str, doubt: bool) -> None:
+    def __init__(self, sandbox: str, validate_failures: bool) -> None:
         self._sandbox = sandbox
-        self._doubt = doubt
+        self._validate_failures = validate_failures
         self._grader: PatchGrader | None = None
         self._opening = asyncio.Lock()
 
@@ -81,7 +81,10 @@ class RayGrader:
                 except UnderstudyError as error:
                     raise type(error)(f"on the Ray node {socket.gethostname()}: {error}") from error
                 self._grader = PatchGrader(
-                    sandboxes=sandboxes, environment=environment, cache=cache_dir(), doubt=self._doubt
+                    sandboxes=sandboxes,
+                    environment=environment,
+                    cache=cache_dir(),
+                    validate_failures=self._validate_failures,
                 )
         return self._grader
 
@@ -126,7 +129,7 @@ class RayGraders:
 
 @asynccontextmanager
 async def ray_graders(
-    options: RayOptions, sandbox: str, *, doubt: bool, report: Callable[[str], None]
+    options: RayOptions, sandbox: str, *, validate_failures: bool, report: Callable[[str], None]
 ) -> AsyncGenerator[RayGraders]:
     """Yield actors on a Ray cluster that grade in a kind of sandbox. They are stopped at the end.
 
@@ -142,7 +145,7 @@ async def ray_graders(
             max_concurrency=options.ray_capacity,
             scheduling_strategy="SPREAD",
         )
-        actors = [kind.remote(sandbox, doubt) for _ in range(number)]
+        actors = [kind.remote(sandbox, validate_failures) for _ in range(number)]
         try:
             ready = [asyncio.wrap_future(actor.__ray_ready__.remote().future()) for actor in actors]
             placed, _ = await asyncio.wait(

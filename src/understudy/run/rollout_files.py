@@ -223,7 +223,9 @@ class RolloutFiles:
         nodes = build(self._store.calls.of_attempt(attempt.id)).nodes
         dataset = self._write_dataset(label, task, graded, nodes)
         self._write_stream(label, graded, nodes, keep=dataset not in _STATES_WITHOUT_STREAM)
-        reports.write_report(self._report(label), task, patch, verdict, took_s=attempt.timings.get("grade_s", 0.0))
+        reports.write_report(
+            self._report(label), task, patch, verdict, elapsed_s=attempt.timings.get("grade_s", 0.0)
+        )
         note = _note(graded.rollout, attempt, verdict.reward, verdict.reason, dataset, attempt.error)
         own_files = {"patch.diff": patch or b"", "test_output.txt": verdict.log.encode(errors="replace")}
         self._write_logs(label, note, own_files | self._store.runs.logs(attempt.id))

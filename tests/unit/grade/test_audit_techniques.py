@@ -62,7 +62,7 @@ def test_a_text_search_alone_misses_most_techniques() -> None:
     def is_seen(files: Files) -> bool:
         texts = [text for text in files.values() if isinstance(text, str)]
         lines = [line for text in texts for line in text.splitlines()]
-        return any(not each.weak for line in lines for each in text_findings(1, line, by_tests=False))
+        return any(not each.weak for line in lines for each in text_findings(1, line, in_tests=False))
 
     detected = sum(map(is_seen, AUDITED.values()))
     assert len(AUDITED) >= 200

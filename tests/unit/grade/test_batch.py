@@ -51,7 +51,7 @@ async def graded(
     *,
     sandboxes: LocalSandboxes | None = None,
     stop: asyncio.Event | None = None,
-    doubt: bool = True,
+    validate_failures: bool = True,
     cache: Path | None = None,
 ) -> GradingProgress:
     file = out / "p.jsonl"
@@ -66,7 +66,7 @@ async def graded(
             sandboxes=kind,
             environment=environment_for(kind, cache_dir()),
             cache=cache or cache_dir(),
-            doubt=doubt,
+            validate_failures=validate_failures,
         ),
     )
     return await grade_all(bench, open_predictions(str(file), tasks), concurrency=1, stop=stop or asyncio.Event())
@@ -133,16 +133,16 @@ def suite(task: Task, *, gold_passes: bool) -> Task:
     return msgspec.structs.replace(task, checks=checks)
 
 
-@pytest.mark.parametrize(("gold_passes", "doubt"), [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize(("gold_passes", "validate_failures"), [(True, True), (False, True), (False, False)])
 async def test_an_unresolved_outcome_says_whether_the_gold_patch_fails_too(
-    gold_passes: bool, doubt: bool, tmp_path: Path
+    gold_passes: bool, validate_failures: bool, tmp_path: Path
 ):
     task = suite(calc_task(), gold_passes=gold_passes)
-    standing = await graded([task], {"calc-0": WRONG}, tmp_path, doubt=doubt)
+    standing = await graded([task], {"calc-0": WRONG}, tmp_path, validate_failures=validate_failures)
     outcome = standing.outcomes["calc-0"]
     assert outcome.status == "unresolved"
-    assert (UNSURE in outcome.reason) is (doubt and not gold_passes)
-    assert outcome.cause == ("gold_patch_fails" if doubt and not gold_passes else "")
+    assert (UNSURE in outcome.reason) is (validate_failures and not gold_passes)
+    assert outcome.cause == ("gold_patch_fails" if validate_failures and not gold_passes else "")
     assert "\n" not in outcome.reason
     assert report(tmp_path, "calc-0").exists()
 
@@ -168,7 +168,9 @@ async def test_a_script_whose_python_writes_the_reward_is_graded_without_validat
     )
     checks = ScriptChecks(Files({"test.sh": script, "score.py": score}), timeout_s=60)
     task = msgspec.structs.replace(calc_task(), checks=checks)
-    standing = await graded([task], {"calc-0": task.gold_patch}, tmp_path, doubt=False, cache=tmp_path / "cache")
+    standing = await graded(
+        [task], {"calc-0": task.gold_patch}, tmp_path, validate_failures=False, cache=tmp_path / "cache"
+    )
     assert standing.outcomes["calc-0"].status == "resolved", standing.outcomes
     verdict = json.loads(report(tmp_path, "calc-0").with_name("verdict.json").read_text())["verdict"]
     assert verdict["unprotected"].startswith(NOT_VALIDATED)

@@ -133,7 +133,7 @@ def test_the_files_of_an_instance(tmp_path: Path):
     assert directory == tmp_path / "logs" / "run_evaluation" / "run" / "org__model" / "calc-0"
     integrity = Integrity("suspicious", "it exits", (Evidence("exit", "calc.py", 3, "os._exit(0)"),))
     graded = verdict(tests={SHIFT: "failed"}, log="1 failed\n", integrity=integrity)
-    assert write_report(directory, suite(), PATCH, graded, took_s=1.5, key="k") == directory / "report.json"
+    assert write_report(directory, suite(), PATCH, graded, elapsed_s=1.5, key="k") == directory / "report.json"
     assert sorted(path.name for path in directory.iterdir()) == [
         "eval.sh",
         "patch.diff",

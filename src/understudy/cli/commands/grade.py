@@ -195,7 +195,7 @@ def _regrade(settings: GradeSettings, run: StoreLocation, as_json: bool) -> None
 async def _run_grader(settings: GradeSettings, kind: str) -> AsyncGenerator[tuple[GradePatch, int]]:
     """Yield what grades a run's patches in a kind of sandbox, here or on a Ray cluster, and how many at a time."""
     if settings.engine == "ray":
-        async with ray_graders(settings.ray, kind, doubt=False, report=_warn) as graders:
+        async with ray_graders(settings.ray, kind, validate_failures=False, report=_warn) as graders:
             yield graders.grade_validated, graders.capacity
         return
     sandboxes = load_sandboxes(kind, _options(kind))
@@ -321,7 +321,7 @@ async def _grade_until(
             )
             refused |= validated.refused
         grader = PatchGrader(
-            sandboxes=sandboxes, environment=environment, cache=cache, doubt=settings.validate is None
+            sandboxes=sandboxes, environment=environment, cache=cache, validate_failures=settings.validate is None
         )
         setup = GradingSetup(
             tasks={task.instance_id: task for task in tasks},
@@ -332,14 +332,16 @@ async def _grade_until(
         )
         await asyncio.to_thread(write_metadata, output, settings.name, ", ".join(settings.task.tasks))
         if settings.engine == "ray":
-            async with ray_graders(settings.ray, kind, doubt=grader.doubt, report=_warn) as graders:
-                setup = dataclasses.replace(setup, elsewhere=graders.prepare)
+            async with ray_graders(
+                settings.ray, kind, validate_failures=grader.validate_failures, report=_warn
+            ) as graders:
+                setup = dataclasses.replace(setup, prepare_remotely=graders.prepare)
                 grading = await grade_all(
-                    setup, predictions, concurrency=graders.capacity, stop=stop, progress=_GradeProgress()
+                    setup, predictions, concurrency=graders.capacity, stop=stop, report_progress=_GradeProgress()
                 )
         else:
             grading = await grade_all(
-                setup, predictions, concurrency=settings.jobs, stop=stop, progress=_GradeProgress()
+                setup, predictions, concurrency=settings.jobs, stop=stop, report_progress=_GradeProgress()
             )
     finally:
         await sandboxes.aclose()
