@@ -1,9 +1,11 @@
 """What a student learns from a teacher: by imitation, and by distillation on its own rollouts, as many of each.
 
-    python bench/distillation.py [--directory DIR] [--seeds N,N,...] [--quarter] [--json FILE]
+    python bench/distillation.py [--model MODEL] [--directory DIR] [--seeds N,N,...] [--quarter] [--json FILE]
 
-The student is the shipped model `tiny`, and the teacher is the same model after the SFT of `understudy demo`. Both
-work on generated tasks through the real Claude Code CLI. For each seed, with its own tasks, samples and trainings:
+The teacher is a model after the SFT of `understudy demo`: the shipped `tiny`, or `smollm2-135m`. The student is
+`tiny` as shipped; SmolLM2 as published makes no tool call, so its student has imitated a sixth of the teacher's
+rollouts. Both work on generated tasks through the real Claude Code CLI. For each seed, with its own tasks, samples
+and trainings:
 
 - SFT: the teacher works on the training tasks, and the student imitates the exact tokens that it sampled: of all
   rollouts, or only of those that solved their task.
@@ -19,7 +21,7 @@ for pairs. CPU time is that of a command and its children. The costs of an arm a
 rollouts and of training on them.
 
 A step that ended is not repeated: the same command goes on after the last one. The figures go to
-bench/results/distillation.json unless `--json` says where.
+bench/results/distillation.json (distillation-MODEL.json for another model than `tiny`) unless `--json` says where.
 """
 
 from __future__ import annotations
@@ -41,22 +43,54 @@ from msgspec import Struct
 from understudy.cli.demo.steps import DemoSteps
 from understudy.cli.demo.training import EVALUATION, MODELS
 from understudy.model.directory import TINY
+from understudy.model.pretrained import PINNED
 from understudy.store import Store
 from understudy.train.tiny.corpus import SYSTEM_PROMPT, TOOLS
 from understudy.util.files import atomic_write
 from understudy.util.statistics import newcombe_paired, wilson
 
-RESULTS = Path(__file__).parent / "results" / "distillation.json"
-SETTINGS = MODELS[TINY]
-TEACHER_SEED, TEACHER_TASKS = 1, 64
+RESULTS = Path(__file__).parent / "results"
+TEACHER_SEED = 1
 GROUPS, SAMPLES, STEPS = 4, 2, 8
 """Tasks of a step of the loop, rollouts of each, and steps."""
 TASKS, ROLLOUTS = GROUPS * STEPS, GROUPS * SAMPLES * STEPS
-HELD_OUT = 64
 PASSES = 3
-SFT_OPTIONS = ("--learning-rate", "3e-4", "--epochs", str(PASSES), "--batch-rollouts", str(GROUPS * SAMPLES))
-AGENT = ("--tools", TOOLS, "--max-turns", "6", "--answer-tokens", "200", "--system-prompt", SYSTEM_PROMPT)
-DISTILL_OPTIONS = ("--learning-rate", "3e-4", "--epochs", str(PASSES))
+PASS_OPTIONS = ("--epochs", str(PASSES))
+SFT_OPTIONS = (*PASS_OPTIONS, "--batch-rollouts", str(GROUPS * SAMPLES))
+
+
+class Subject(Struct, frozen=True, kw_only=True):
+    """What is compared with one model of the demonstration."""
+
+    model: str
+    teacher_tasks: int
+    student_tasks: int
+    """Tasks whose rollouts by a scripted policy the student has imitated; 0: it is the model itself."""
+    held_out: int
+    sft: tuple[str, ...]
+    """Options of the SFT on the teacher's rollouts."""
+    distillation: tuple[str, ...]
+    """Options of the loop that distills."""
+
+
+SUBJECTS = {
+    TINY: Subject(
+        model=TINY,
+        teacher_tasks=64,
+        student_tasks=0,
+        held_out=64,
+        sft=("--learning-rate", "3e-4"),
+        distillation=("--learning-rate", "3e-4"),
+    ),
+    "smollm2-135m": Subject(
+        model="smollm2-135m",
+        teacher_tasks=192,
+        student_tasks=32,
+        held_out=104,
+        sft=("--learning-rate", "1e-4", "--micro-batch-tokens", "2304"),
+        distillation=("--learning-rate", "1e-4", "--micro-batch-tokens", "2304"),
+    ),
+}
 ARMS = ("SFT", "SFT, solved", "distillation")
 OF_A_QUARTER = ("SFT, quarter", "SFT, quarter, constant rate", "distillation, quarter")
 COMPARED = (
@@ -102,6 +136,15 @@ class Arm(Struct, frozen=True):
 class Experiment(DemoSteps):
     """The commands of one directory. A step leaves a record in `steps/`; one without a record begins anew."""
 
+    def __init__(self, directory: Path, subject: Subject) -> None:
+        super().__init__(directory)
+        self.subject, self._settings = subject, MODELS[subject.model]
+        limits = ("--max-turns", "6", "--answer-tokens", str(self._settings.answer_tokens))
+        self.agent = ("--tools", TOOLS, *limits, "--system-prompt", SYSTEM_PROMPT)
+        self.run_options = self._settings.run_options
+        if subject.model in PINNED:
+            self.step(directory / "fetched", "models", "fetch", subject.model)
+
     def step(self, output: Path, *arguments: str | Path) -> Step:
         """Run a command that writes to `output`, unless it ended before."""
         record = self.directory / "steps" / f"{output.relative_to(self.directory)}.json".replace("/", "-")
@@ -129,7 +172,7 @@ class Experiment(DemoSteps):
     def rollouts(self, name: str, tasks: Path, seed: int, *options: str | Path) -> tuple[Path, Step]:
         """Run the embedded model on tasks. Returns the run's directory and the step."""
         directory = self.directory / name
-        common = ("--tasks", tasks, *AGENT, "--seed", str(seed), "--output-dir", directory)
+        common = ("--tasks", tasks, *self.agent, *self.run_options, "--seed", str(seed), "--output-dir", directory)
         ended = self.step(directory, "run", "embedded", *options, *common)
         self.say(
             f"{name}: {ended.output['solved']} of {ended.output['rollouts']} solved, {ended.cost.cpu_s:.0f} CPU-s"
@@ -143,22 +186,30 @@ class Experiment(DemoSteps):
 
     def teacher(self) -> Path:
         """Return the teacher's directory: the model that `understudy demo` has after its SFT."""
-        seed = TEACHER_SEED
-        tasks = self.tasks("teacher-tasks", "train", TEACHER_TASKS, seed)
-        lessons, _ = self.rollouts("teacher-lessons", tasks, seed, "--policy", "terse")
-        dataset = self.directory / "teacher-dataset"
+        return self._imitator("teacher", self.subject.teacher_tasks, TEACHER_SEED)
+
+    def student(self) -> str | Path:
+        """Return the student, a model's name or directory."""
+        count = self.subject.student_tasks
+        return self._imitator("student", count, TEACHER_SEED) if count else self.subject.model
+
+    def _imitator(self, name: str, count: int, seed: int) -> Path:
+        """Return the directory of the model after it imitated a scripted policy on `count` tasks."""
+        tasks = self.tasks(f"{name}-tasks", "train", count, seed)
+        lessons, _ = self.rollouts(f"{name}-lessons", tasks, seed, "--policy", "terse")
+        dataset = self.directory / f"{name}-dataset"
         self.step(dataset, "export", "trl-sft", lessons, "--output", dataset, "--solved-only")
-        options = ("--from", dataset, "--seed", str(seed), *SETTINGS.sft)
-        return self.trained("teacher", "sft", TINY, *options)[0]
+        options = ("--from", dataset, "--seed", str(seed), *self._settings.sft)
+        return self.trained(name, "sft", self.subject.model, *options)[0]
 
 
 class Comparison:
     """The arms of one seed."""
 
-    def __init__(self, experiment: Experiment, teacher: Path, seed: int) -> None:
-        self.experiment, self.teacher, self.number = experiment, teacher, seed
+    def __init__(self, experiment: Experiment, teacher: Path, student: str | Path, seed: int) -> None:
+        self.experiment, self.teacher, self.student, self.number = experiment, teacher, student, seed
         self.tasks = experiment.tasks(f"{seed}-train", "train", TASKS, seed)
-        self.held_out = experiment.tasks(f"{seed}-held-out", "held-out", HELD_OUT, seed)
+        self.held_out = experiment.tasks(f"{seed}-held-out", "held-out", experiment.subject.held_out, seed)
 
     def arm(self, name: str) -> Arm:
         """Return an arm of `ARMS` or `OF_A_QUARTER`, making it if needed."""
@@ -201,8 +252,9 @@ class Comparison:
     def _imitation(self, name: str, threshold: str, *schedule: str, quarter: bool = False) -> Arm:
         runs = self._sampled()[: 1 if quarter else 2]
         sources = [part for run, _ in runs for part in ("--from", run)]
-        options = ("--threshold", threshold, "--seed", str(self.number), *SFT_OPTIONS, *schedule)
-        model, trained = self.experiment.trained(f"{self.number}-{name}", "sft", TINY, *sources, *options)
+        recipe = (*self.experiment.subject.sft, *SFT_OPTIONS, *schedule)
+        options = ("--threshold", threshold, "--seed", str(self.number), *recipe)
+        model, trained = self.experiment.trained(f"{self.number}-{name}", "sft", self.student, *sources, *options)
         rollouts = sum(step.output["rollouts"] for _, step in runs)
         return Arm(model, (*(step for _, step in runs), trained), rollouts, trained.output["tokens"] * PASSES)
 
@@ -210,9 +262,10 @@ class Comparison:
         directory = self.experiment.directory / f"{self.number}-loop"
         ended = self.experiment.step(
             directory,
-            *("train", "loop", TINY, "--teacher", self.teacher, "--tasks", self.tasks, *DISTILL_OPTIONS),
+            *("train", "loop", self.student, "--teacher", self.teacher, "--tasks", self.tasks),
             *("--steps", str(STEPS), "--groups", str(GROUPS), "--samples", str(SAMPLES), "--keep", str(STEPS)),
-            *(*AGENT, "--seed", str(self.number), "--output-dir", directory),
+            *(*self.experiment.subject.distillation, *PASS_OPTIONS, *self.experiment.run_options),
+            *(*self.experiment.agent, "--seed", str(self.number), "--output-dir", directory),
         )
         if quarter:  # The weights on the way; what they took is a part of what the whole loop took.
             weights = directory / "steps" / f"step-{STEPS // 4:04}" / "weights"
@@ -290,20 +343,23 @@ def print_rows(seed: int, rows: Mapping[str, dict[str, Any]]) -> None:
 def main() -> None:
     """Run what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=RESULTS, help="write the figures here")
-    parser.add_argument("--directory", type=Path, default=Path("runs/distillation"), help="for runs and models")
+    parser.add_argument("--model", choices=SUBJECTS, default=TINY, help="whose student and teacher")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--directory", type=Path, help="for runs and models [default: runs/distillation]")
     parser.add_argument("--seeds", default="1,2,3", metavar="N,N,...")
     parser.add_argument("--quarter", action="store_true", help="also with a quarter of the rollouts")
     options = parser.parse_args()
+    name = "distillation" if options.model == TINY else f"distillation-{options.model}"
+    directory, figures_file = options.directory or Path("runs") / name, options.json or RESULTS / f"{name}.json"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     arms = [*ARMS, *(OF_A_QUARTER if options.quarter else ())]
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    experiment = Experiment(options.directory.absolute())
-    teacher = experiment.teacher()
+    experiment = Experiment(directory.absolute(), SUBJECTS[options.model])
+    teacher, student = experiment.teacher(), experiment.student()
     rows: dict[int, dict[str, dict[str, Any]]] = {}
     solved: dict[str, list[Solved]] = {name: [] for name in arms}
     for seed in seeds:
-        comparison = Comparison(experiment, teacher, seed)
+        comparison = Comparison(experiment, teacher, student, seed)
         rows[seed] = {}
         for name in arms:
             arm = comparison.arm(name)
@@ -325,14 +381,14 @@ def main() -> None:
                 f"{f'{after} - {before}, {label}':<62}{one['gained']:>8}{one['lost']:>6}"
                 f"{one['difference']:>+12.2f}{one['low']:>+9.2f} to {one['high']:+.2f}"
             )
-    options.json.parent.mkdir(parents=True, exist_ok=True)
+    figures_file.parent.mkdir(parents=True, exist_ok=True)
     figures = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "arms": rows,
         "over all seeds": {name: share(each) for name, each in solved.items()},
         "differences": differences,
     }
-    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    figures_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from understudy.model.causal.engine import (
     SamplingRequest,
     SamplingResult,
 )
+from understudy.model.causal.packing import pack_linear_layers, unpacked_copy
 from understudy.model.causal.sampling import SamplingSettings
 from understudy.model.directory import require_packages
 from understudy.model.hermes import CompletionSegment, Vocabulary, parse_completion
@@ -39,8 +39,8 @@ from understudy.model.protocol import (
 )
 from understudy.model.responses import ControlHandler, ControlRequest, ModelCompletion
 
-_SINGLE_THREAD_PARAMETERS = 50_000_000
-"""Parameters below which a second thread costs more than it brings."""
+_SMALL_MODEL_PARAMETERS = 50_000_000
+"""Parameters below which a second thread, and packed layers, cost more than they bring."""
 _EXCHANGE_TIMEOUT_S = 600.0
 """The maximum time in seconds for replacing weights, which waits for at most one step of the engine."""
 
@@ -61,13 +61,15 @@ class WeightStore:
         self._checkpoint = checkpoint
         self._device = device
         module = load_model(checkpoint.directory, device=device)
-        if device == "cpu" and sum(each.numel() for each in module.parameters()) < _SINGLE_THREAD_PARAMETERS:
+        self._shapes = _shapes(module)
+        self._packs_layers = device == "cpu" and _parameter_count(module) >= _SMALL_MODEL_PARAMETERS
+        if device == "cpu" and not self._packs_layers:
             torch.set_num_threads(1)
-        self._modules: dict[str, Any] = {base: module}
+        self._modules: dict[str, Any] = {base: self._ready(module)}
         self._adapters: dict[str, Path] = {}
         self._lock = asyncio.Lock()
         self.engine = CausalEngine(
-            {base: ModelWeights(module, version)}, checkpoint.tokenizer.token_bytes, limits=limits
+            {base: ModelWeights(self._modules[base], version)}, checkpoint.tokenizer.token_bytes, limits=limits
         )
 
     @property
@@ -95,7 +97,8 @@ class WeightStore:
                 }
             except ConfigError as error:
                 raise InvalidRequestError(str(error), param="weights_path") from error
-            self._modules = {self.base: module} | merged
+            loaded = {self.base: module} | merged
+            self._modules = {name: await asyncio.to_thread(self._ready, loaded[name]) for name in loaded}
             await self._serve(version or self.version)
 
     async def add(self, name: str, path: Path, *, in_place: bool) -> None:
@@ -120,9 +123,9 @@ class WeightStore:
                 raise InvalidRequestError(
                     str(error), status=404, param="lora_path", kind="NotFoundError"
                 ) from error
-            self._modules[name] = module
+            self._modules[name] = await asyncio.to_thread(self._ready, module)
             self._adapters[name] = path
-            await self._set(name, ModelWeights(module, self.version))
+            await self._set(name, ModelWeights(self._modules[name], self.version))
 
     async def remove(self, name: str) -> None:
         """Stop serving an adapter. Raises InvalidRequestError for one that does not exist."""
@@ -154,7 +157,7 @@ class WeightStore:
                 "length of the served model; give weights of the same architecture"
             )
         module = load_model(directory, device=self._device)
-        actual, expected = _shapes(module), _shapes(self._modules[self.base])
+        actual, expected = _shapes(module), self._shapes
         for name in sorted(actual.keys() | expected.keys()):
             if actual.get(name) != expected.get(name):
                 raise ConfigError(
@@ -162,6 +165,12 @@ class WeightStore:
                     f"{actual.get(name, 'none')}, expected {expected.get(name, 'none')}; give weights of the "
                     "same architecture"
                 )
+        return module
+
+    def _ready(self, module: Any) -> Any:
+        """Return a loaded module as it is served."""
+        if self._packs_layers:
+            pack_linear_layers(module)
         return module
 
     async def _serve(self, version: str, *, clear_cache: bool = True) -> None:
@@ -180,6 +189,10 @@ class WeightStore:
                 "the request again",
                 status=500,
             ) from None
+
+
+def _parameter_count(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _shapes(module: Any) -> dict[str, list[int]]:
@@ -207,7 +220,7 @@ def merge_adapter(module: Any, adapter: Path, base: Path) -> Any:
         with warnings.catch_warnings():
             # Checked, because a missing tensor would keep its initial value, with which an adapter has no effect.
             warnings.filterwarnings("error", message=".*missing adapter keys")
-            tuned: Any = library.PeftModel.from_pretrained(copy.deepcopy(module), adapter)
+            tuned: Any = library.PeftModel.from_pretrained(unpacked_copy(module), adapter)
         merged: Any = tuned.merge_and_unload()
     except (OSError, SafetensorError) as error:
         raise ConfigError(

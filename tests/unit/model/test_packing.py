@@ -1,0 +1,94 @@
+"""Linear layers with packed weights compute what ordinary ones do, and become ordinary ones again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import optional
+from support.tiny_model import make_model
+
+torch: Any = optional("torch")
+transformers: Any = optional("transformers")
+
+PROMPT = list(range(9, 60))
+
+
+def logits(module: Any, prompt: list[int] = PROMPT) -> Any:
+    with torch.inference_mode():
+        return module(input_ids=torch.tensor([prompt])).logits[0]
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return make_model(tmp_path / "model", hidden=64, tied=request.param)
+
+
+def test_a_packed_model_computes_the_same_and_can_be_unpacked(directory: Path):
+    from understudy.model.causal.checkpoint import load_model
+    from understudy.model.causal.packing import PackedLinear, pack_linear_layers, unpacked_copy
+
+    plain, packed = load_model(directory), load_model(directory)
+    pack_linear_layers(packed)
+    assert not [layer for layer in packed.modules() if type(layer) is torch.nn.Linear]
+    assert (logits(packed) - logits(plain)).abs().max() < 1e-4 * logits(plain).abs().max()
+    again = unpacked_copy(packed)
+    assert not [layer for layer in again.modules() if isinstance(layer, PackedLinear)]
+    assert torch.equal(logits(again), logits(plain))
+    assert again.state_dict().keys() == plain.state_dict().keys()
+    embedding, output = again.get_input_embeddings().weight, again.get_output_embeddings().weight
+    assert (embedding is output) == plain.config.tie_word_embeddings
+    again.get_input_embeddings().weight.data.zero_()
+    assert (logits(packed) - logits(plain)).abs().max() < 1e-4 * logits(plain).abs().max()
+
+
+def test_biases_and_the_weight_in_its_usual_order_are_kept():
+    from understudy.model.causal.packing import PackedLinear
+
+    layer = torch.nn.Linear(70, 33)
+    packed = PackedLinear(layer)
+    inputs = torch.randn(2, 5, 70)
+    with torch.inference_mode():
+        assert torch.allclose(packed(inputs), layer(inputs), atol=1e-5)
+    assert torch.equal(packed.weight, layer.weight)
+    unpacked = packed.unpacked()
+    unpacked.bias.data.add_(1)
+    with torch.inference_mode():
+        assert torch.allclose(packed(inputs), layer(inputs), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # PEFT asks transformers for it
+async def test_a_large_model_is_packed_and_its_weights_and_adapters_are_exchanged(tmp_path: Path):
+    peft = optional("peft")
+    from understudy.model.causal.checkpoint import read_checkpoint
+    from understudy.model.causal.packing import PackedLinear
+    from understudy.model.causal.sampling import SamplingSettings
+    from understudy.model.causal.serving import SamplingRequest, WeightStore
+
+    first = make_model(tmp_path / "first", hidden=1280, layers=4, context=512)
+    second = make_model(tmp_path / "second", hidden=1280, layers=4, context=512, seed=1)
+    base = transformers.AutoModelForCausalLM.from_pretrained(second)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(base, config)
+    adapted.save_pretrained(tmp_path / "adapter")
+
+    checkpoint = read_checkpoint(first)
+    store: Any = WeightStore(checkpoint, "base", "v0", device="cpu", limits=None)
+    try:
+        await store.exchange(second, "v1")
+        await store.add("tuned", tmp_path / "adapter", in_place=False)
+        adapted_logits = logits(adapted.eval())
+        with adapted.disable_adapter():
+            base_logits = logits(adapted)
+        for name, expected in (("base", base_logits), ("tuned", adapted_logits)):
+            assert any(isinstance(layer, PackedLinear) for layer in store._modules[name].modules())
+            greedy = SamplingRequest(
+                prompt=PROMPT, limit=1, model=name, sampling=SamplingSettings(temperature=0.0)
+            )
+            result = store.engine.submit(greedy).result(60)
+            assert result.ids == [int(expected[-1].argmax())]
+            assert result.logprobs[0] == pytest.approx(expected[-1].log_softmax(-1).max().item(), abs=1e-3)
+    finally:
+        store.engine.close()
