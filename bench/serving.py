@@ -29,7 +29,7 @@ import transformers
 
 from understudy.model.causal.cache import SlotCache
 from understudy.model.causal.checkpoint import forward, load_model
-from understudy.model.causal.packing import PackedLinear, pack_linear_layers
+from understudy.model.causal.linear_layers import PackedLinear, pack_linear_layers
 from understudy.model.directory import TINY, directory_of
 
 RESULTS = Path(__file__).parent / "results" / "serving.json"

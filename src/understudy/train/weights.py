@@ -90,6 +90,7 @@ def load_model(directory: Path, options: TrainOptions) -> Any:
     import torch
 
     from understudy.model.causal.checkpoint import load_module
+    from understudy.model.causal.linear_layers import use_onednn_for_training
 
     silence_transformers()
     device = pick_device()
@@ -98,6 +99,8 @@ def load_model(directory: Path, options: TrainOptions) -> Any:
     check_vocabulary(directory, model)
     with explain_out_of_memory(options):
         model.to(device)
+        if device.type == "cpu":
+            use_onednn_for_training(model)
         if options.lora is not None:
             model = _with_adapter(model, options.lora)
         if options.gradient_checkpointing:

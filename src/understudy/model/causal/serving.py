@@ -24,7 +24,7 @@ from understudy.model.causal.engine import (
     SamplingRequest,
     SamplingResult,
 )
-from understudy.model.causal.packing import pack_linear_layers, unpacked_copy
+from understudy.model.causal.linear_layers import pack_linear_layers, unpacked_copy
 from understudy.model.causal.sampling import SamplingSettings
 from understudy.model.directory import require_packages
 from understudy.model.hermes import CompletionSegment, Vocabulary, parse_completion
