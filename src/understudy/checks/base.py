@@ -144,20 +144,20 @@ def log_tail(log: str) -> str:
     return log[-_LOG_CHARS:]
 
 
-def output_tail(done: Completed) -> str:
+def output_tail(completed: Completed) -> str:
     """Return the end of a command's output with errors last, as much as a verdict keeps."""
-    both = done.stdout + (b"\n" + done.stderr if done.stderr else b"")
-    return log_tail(both[-4 * _LOG_CHARS :].decode(errors="replace"))
+    output = completed.stdout + (b"\n" + completed.stderr if completed.stderr else b"")
+    return log_tail(output[-4 * _LOG_CHARS :].decode(errors="replace"))
 
 
-def check_not_killed(done: Completed) -> None:
+def check_not_killed(completed: Completed) -> None:
     """Raise ProcessKilled when a command of the checks was killed by SIGKILL.
 
     The tested code, the kernel or another process on this machine may have done that; a retry shows which.
     """
-    if done.exit_code == -signal.SIGKILL:
+    if completed.exit_code == -signal.SIGKILL:
         raise ProcessKilled(
-            f"the tests were killed by a signal (SIGKILL): {output_tail(done)[-300:]}".rstrip(": ")
+            f"the tests were killed by a signal (SIGKILL): {output_tail(completed)[-300:]}".rstrip(": ")
             + "; check that the machine has enough free memory, then run the same command again"
         )
 

@@ -31,7 +31,7 @@ from understudy.util.python_syntax import parse_module
 FAILED_CODE = 1
 """The exit code of a test runner when tests failed and nothing else went wrong."""
 
-NONE_SEEN = "the canaries did not run"
+CANARIES_NOT_RUN = "the canaries did not run"
 """The result of `canary_problem` if no canary is in the output."""
 
 
@@ -158,8 +158,8 @@ def {failing[3]}():
     raise AssertionError
 """
 
-_FORMS: dict[Parser, str] = {django: _UNITTEST, sympy: _SYMPY}
-"""The tests of ours, by what reads their runner's output; all other parsers read pytest's (`_pytest_form`)."""
+_TEMPLATES: dict[Parser, str] = {django: _UNITTEST, sympy: _SYMPY}
+"""The tests of ours, by what reads their runner's output; all other parsers read pytest's (`_pytest_template`)."""
 
 _STATEMENTS = (ast.stmt, ast.ExceptHandler, ast.match_case)  # what imports stand in
 _SHELL = re.compile(r"[|;&<>\n]")
@@ -175,15 +175,15 @@ def plant_canaries(checks: SuiteChecks, neighbours: Iterable[bytes]) -> Canaries
     if parser is None or not siblings:
         return None
     token = secrets.token_hex(8)
-    name, command = _target(checks.command, siblings, token)
-    return _canaries(token, name, command, _FORMS.get(parser) or _pytest_form(neighbours))
+    name, command = _canary_target(checks.command, siblings, token)
+    return _canaries(token, name, command, _TEMPLATES.get(parser) or _pytest_template(neighbours))
 
 
 def suite_files(checks: SuiteChecks) -> list[str]:
     """Return the Python files that a suite tests: those that it names, otherwise those in its test ids."""
     ids = (*checks.fail_to_pass, *checks.pass_to_pass)
-    of_ids = {file for id in ids if (file := id.partition("::")[0]).endswith(".py") and " " not in file}
-    return [file for file in checks.files if file.endswith(".py")] or sorted(of_ids)
+    files_of_ids = {file for id in ids if (file := id.partition("::")[0]).endswith(".py") and " " not in file}
+    return [file for file in checks.files if file.endswith(".py")] or sorted(files_of_ids)
 
 
 def pytest_canaries(file: str, neighbours: Iterable[bytes]) -> Canaries:
@@ -191,20 +191,20 @@ def pytest_canaries(file: str, neighbours: Iterable[bytes]) -> Canaries:
     run.
     """
     token = secrets.token_hex(8)
-    return _canaries(token, _beside(file, token), "", _pytest_form(neighbours))
+    return _canaries(token, _canary_path(file, token), "", _pytest_template(neighbours))
 
 
-def _canaries(token: str, path: str, command: str, form: str) -> Canaries:
+def _canaries(token: str, path: str, command: str, template: str) -> Canaries:
     passing = tuple(f"test_{token}{secrets.token_hex(2)}_{n}" for n in range(2))
     failing = tuple(f"test_{token}{secrets.token_hex(2)}_{n}" for n in range(2, 6))
-    text = form.format(token=token, passing=passing, failing=failing)
+    text = template.format(token=token, passing=passing, failing=failing)
     return Canaries(token, path, text, command, passing, failing)
 
 
-def _pytest_form(neighbours: Iterable[bytes]) -> str:
+def _pytest_template(neighbours: Iterable[bytes]) -> str:
     imported = frozenset[str]().union(*map(_imported_runners, neighbours))
-    form = _ASSERTS + (_WITH_PYTEST if "pytest" in imported else _WITHOUT_PYTEST)
-    return form + (_WITH_UNITTEST if "unittest" in imported else _WITHOUT_UNITTEST)
+    template = _ASSERTS + (_WITH_PYTEST if "pytest" in imported else _WITHOUT_PYTEST)
+    return template + (_WITH_UNITTEST if "unittest" in imported else _WITHOUT_UNITTEST)
 
 
 @lru_cache(maxsize=64)  # all rollouts of a task are tested by the same files
@@ -213,17 +213,17 @@ def _imported_runners(text: bytes) -> frozenset[str]:
     if b"pytest" not in text and b"unittest" not in text:
         return frozenset()
     try:
-        left: list[ast.AST] = [parse_module(text)]
+        pending: list[ast.AST] = [parse_module(text)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
     names: set[str] = set()
-    while left:
-        node = left.pop()
+    while pending:
+        node = pending.pop()
         if isinstance(node, ast.Import):
             names.update(alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module.partition(".")[0])
-        left += (each for each in ast.iter_child_nodes(node) if isinstance(each, _STATEMENTS))
+        pending += (child for child in ast.iter_child_nodes(node) if isinstance(child, _STATEMENTS))
     return frozenset(names & {"pytest", "unittest"})
 
 
@@ -233,17 +233,21 @@ def canary_problem(canaries: Canaries, results: Mapping[str, Collection[str]]) -
     `results` maps all test ids to statuses, in the words of `log_parsers`.
     """
     if not any(canaries.token in id for id in results):
-        return NONE_SEEN
-    wrong: list[str] = []
+        return CANARIES_NOT_RUN
+    problems: list[str] = []
     for names, expected in ((canaries.passing, {PASSED}), (canaries.failing, {FAILED, ERROR})):
         for name in names:
-            seen = {status for id, statuses in results.items() if name in id for status in statuses}
-            if not seen or not seen <= expected:
-                wrong.append(f"{min(expected)} expected, {' and '.join(sorted(seen)) or 'nothing'} seen")
-    return f"{len(wrong)} of {len(canaries.passing + canaries.failing)} canaries: {wrong[0]}" if wrong else ""
+            observed = {status for id, statuses in results.items() if name in id for status in statuses}
+            if not observed or not observed <= expected:
+                problems.append(f"{min(expected)} expected, {' and '.join(sorted(observed)) or 'nothing'} seen")
+    return (
+        f"{len(problems)} of {len(canaries.passing + canaries.failing)} canaries: {problems[0]}"
+        if problems
+        else ""
+    )
 
 
-def _target(command: str, siblings: list[str], token: str) -> tuple[str, str]:
+def _canary_target(command: str, siblings: list[str], token: str) -> tuple[str, str]:
     """Return the path of the canaries' file, and the command that tests it too.
 
     If the command names a sibling file, in whatever form, the canaries' file is added in the same form after the
@@ -252,14 +256,14 @@ def _target(command: str, siblings: list[str], token: str) -> tuple[str, str]:
     last: tuple[int, str, str] | None = None  # the position after the name, the sibling, and the canaries' name
     for word in re.finditer(r"\S+", command):
         for sibling in siblings:
-            if name := _same_form(word[0].strip("'\""), sibling, _beside(sibling, token)):
+            if name := _same_form(word[0].strip("'\""), sibling, _canary_path(sibling, token)):
                 last = (word.end(), sibling, name)
     if last is None:
-        return _beside(siblings[-1], token), command
+        return _canary_path(siblings[-1], token), command
     end, sibling, name = last
     command = command.rstrip()
     end = end if _SHELL.search(command[end:]) else len(command)
-    return _beside(sibling, token), f"{command[:end]} {name}{command[end:]}"
+    return _canary_path(sibling, token), f"{command[:end]} {name}{command[end:]}"
 
 
 def _same_form(word: str, sibling: str, canary: str) -> str:
@@ -285,7 +289,7 @@ def _as_module(name: str) -> str:
     return name if re.fullmatch(r"\w+(\.\w+)*", name) else ""
 
 
-def _beside(sibling: str, token: str) -> str:
+def _canary_path(sibling: str, token: str) -> str:
     """Return a new path in the sibling's directory, of the same form as the sibling's name."""
     stem = posixpath.basename(sibling).removesuffix(".py")
     name = f"{token}_test.py" if stem.endswith("_test") and not stem.startswith("test") else f"test_{token}.py"

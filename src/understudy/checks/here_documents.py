@@ -32,28 +32,28 @@ class HereDocument(Struct, frozen=True):
 
 def here_documents(script: str) -> list[HereDocument]:
     """Return a shell script's here-documents whose text the shell does not change, in their order."""
-    found: list[HereDocument] = []
-    first = after = 0  # where the texts of the last line with here-documents begin and end
+    documents: list[HereDocument] = []
+    texts_begin = texts_end = 0  # where the texts of the last line with here-documents begin and end
     for match in _START.finditer(script):
         line_end = script.find("\n", match.end())
-        if first <= match.start() < after or line_end < 0:
+        if texts_begin <= match.start() < texts_end or line_end < 0:
             continue  # in the text of another one, or at the end of the script
         word = match["word"]
         delimiter = word.strip("'\"")
-        first = line_end + 1
-        begin = max(first, after)  # the texts of two on one line follow each other
+        texts_begin = line_end + 1
+        begin = max(texts_begin, texts_end)  # the texts of two on one line follow each other
         indent = "\t*" if match["tabs"] else ""
         end = re.compile(rf"^{indent}{re.escape(delimiter)}$", re.MULTILINE).search(script, begin)
         if end is None:
             continue
-        after = end.end() + 1
+        texts_end = end.end() + 1
         text = script[begin : end.start()]
         if delimiter == word and not _EXPANDED.isdisjoint(text):
             continue
         if match["tabs"]:
             text = re.sub(r"^\t+", "", text, flags=re.MULTILINE)
-        found.append(HereDocument(slice(*match.span("word")), slice(begin, end.start()), delimiter, text))
-    return found
+        documents.append(HereDocument(slice(*match.span("word")), slice(begin, end.start()), delimiter, text))
+    return documents
 
 
 def with_texts(script: str, texts: Mapping[int, str]) -> str:

@@ -27,16 +27,16 @@ from understudy.util.python_syntax import parse_module
 
 _TOKEN = re.compile(r"[0-9]+|[A-Za-z]{3,}")
 _WORD = re.compile(r"[A-Za-z]{3,}")
-_STEPS = (2, 9, 10, 13, 24, 29, 32, 60, 100, 256, 1000, 1900, 2100)
+_RANGE_STARTS = (2, 9, 10, 13, 24, 29, 32, 60, 100, 256, 1000, 1900, 2100)
 """Where the ranges of numbers begin: digits, months, hours, days, minutes, two digits, bytes, three digits, years.
 
 The digit 9 stays, since it is often not allowed where smaller ones are: in the ranks of chess, in octal numbers.
 """
-_LONG, _MOST_DIGITS = 100, 18
+_LARGE_NUMBER, _MOST_DIGITS = 100, 18
 _SHORT_WORD, _FEW_LETTERS = 4, 4
-_SHORTENED = 3  # lists of fewer elements are pairs and the like
+_LEAST_SHORTENED = 3  # lists of fewer elements are pairs and the like
 _MOST_TRIED = 10_000  # numbers of a range
-_BY_NAME = READERS | {
+_NAMING_FUNCTIONS = READERS | {
     "getattr", "setattr", "hasattr", "delattr", "delitem", "setitem", "setenv", "patch", "import_module",
     "importorskip", "skip", "skipif", "xfail", "fixture", "usefixtures", "Path", "sleep", "wait",
 }  # fmt: skip
@@ -87,47 +87,51 @@ def words_of_code(sources: Iterable[str]) -> frozenset[str]:
     return frozenset(words)
 
 
-def draw_tokens(tokens: Iterable[str], fixed: frozenset[str], choice: random.Random) -> dict[str, str]:
+def draw_tokens(tokens: Iterable[str], fixed: frozenset[str], rng: random.Random) -> dict[str, str]:
     """Return other tokens by the tokens that they replace; words in `fixed` stay, and the numbers 0 and 1."""
     changes: dict[str, str] = {}
     numbers: dict[tuple[int, int], dict[int, list[str]]] = {}
     for token in sorted(tokens):
         if not token.isdigit():
             if token not in fixed:
-                changes[token] = _other_word(token, choice)
-        elif len(token) <= _MOST_DIGITS and (span := _span(int(token))):
-            numbers.setdefault(span, {}).setdefault(int(token), []).append(token)
+                changes[token] = _other_word(token, rng)
+        elif len(token) <= _MOST_DIGITS and (bounds := _range_of(int(token))):
+            numbers.setdefault(bounds, {}).setdefault(int(token), []).append(token)
     for (begin, end), old in numbers.items():
-        most = max(max(token) for of_number in old.values() for token in of_number) if begin >= _LONG else "9"
-        free = [number for number in _numbers(begin, end, most, choice) if number not in old]
+        largest_digit = (
+            max(max(token) for of_number in old.values() for token in of_number) if begin >= _LARGE_NUMBER else "9"
+        )
+        free = [number for number in _numbers(begin, end, largest_digit, rng) if number not in old]
         pool = free if len(free) >= len(old) else range(begin, end)
-        others = sorted(choice.sample(pool, min(len(old), len(pool))))
-        for number, other in zip(sorted(old), others, strict=False):
-            changes |= {token: str(other).zfill(len(token)) for token in old[number]}
-    return {token: other for token, other in changes.items() if token != other}
+        replacements = sorted(rng.sample(pool, min(len(old), len(pool))))
+        for number, replacement in zip(sorted(old), replacements, strict=False):
+            changes |= {token: str(replacement).zfill(len(token)) for token in old[number]}
+    return {token: replacement for token, replacement in changes.items() if token != replacement}
 
 
-def _other_word(word: str, choice: random.Random) -> str:
+def _other_word(word: str, rng: random.Random) -> str:
     """Return a word of another length, with the same ending, and of the same letters if these are few."""
     ending = 2 if len(word) > _SHORT_WORD else 0
-    few = len(set(word)) <= _FEW_LETTERS < len(word)
-    letters = sorted(set(word)) if few else string.ascii_lowercase
-    length = max(len(word) + choice.choice((-1, 1, 2)), ending + 2)
-    return "".join(choice.choice(letters) for _ in range(length - ending)) + word[len(word) - ending :]
+    has_few_letters = len(set(word)) <= _FEW_LETTERS < len(word)
+    letters = sorted(set(word)) if has_few_letters else string.ascii_lowercase
+    length = max(len(word) + rng.choice((-1, 1, 2)), ending + 2)
+    return "".join(rng.choice(letters) for _ in range(length - ending)) + word[len(word) - ending :]
 
 
-def _numbers(begin: int, end: int, most: str, choice: random.Random) -> list[int]:
-    """Return different numbers of a range: all of a small one, of a large one some. If `most` is at most 7, they
-    have no digit above it.
+def _numbers(begin: int, end: int, largest_digit: str, rng: random.Random) -> list[int]:
+    """Return different numbers of a range: all of a small one, of a large one some. If `largest_digit` is at most
+    7, they have no digit above it.
     """
     small = end - begin <= _MOST_TRIED
-    numbers = range(begin, end) if small else (choice.randrange(begin, end) for _ in range(_MOST_TRIED))
-    if most > "7":
+    numbers = range(begin, end) if small else (rng.randrange(begin, end) for _ in range(_MOST_TRIED))
+    if largest_digit > "7":
         return list(dict.fromkeys(numbers))
     if small:
-        return [number for number in numbers if max(str(number)) <= most]
-    digits = string.digits[: int(most) + 1]
-    allowed = ("".join(each if each <= most else choice.choice(digits) for each in str(n)) for n in numbers)
+        return [number for number in numbers if max(str(number)) <= largest_digit]
+    digits = string.digits[: int(largest_digit) + 1]
+    allowed = (
+        "".join(digit if digit <= largest_digit else rng.choice(digits) for digit in str(n)) for n in numbers
+    )
     return list(dict.fromkeys(number for number in map(int, allowed) if begin <= number < end))
 
 
@@ -135,30 +139,30 @@ def change_inputs(tree: ast.Module, changes: InputChanges) -> None:
     """Replace tokens in the literals of a test file's tree, and shorten its lists, in place."""
 
     def change(token: str) -> str:
-        other = changes.tokens.get(token.lower(), token)
+        replacement = changes.tokens.get(token.lower(), token)
         if token.isdigit():
-            return other
+            return replacement
         if token.isupper():
-            return other.upper()
-        return other[0].upper() + other[1:] if token[0].isupper() else other
+            return replacement.upper()
+        return replacement[0].upper() + replacement[1:] if token[0].isupper() else replacement
 
     _Changer(change).visit(tree)
     if changes.seed:
         _Shortener(random.Random(changes.seed)).visit(tree)
 
 
-def _span(number: int) -> tuple[int, int] | None:
+def _range_of(number: int) -> tuple[int, int] | None:
     """Return the range of numbers, without its end, in which another one is drawn."""
-    if number < _STEPS[0]:
+    if number < _RANGE_STARTS[0]:
         return None
-    if number < _STEPS[-1]:
-        at = bisect_right(_STEPS, number)
-        return _STEPS[at - 1], _STEPS[at]
-    ten = 10 ** (len(str(number)) - 1)
+    if number < _RANGE_STARTS[-1]:
+        position = bisect_right(_RANGE_STARTS, number)
+        return _RANGE_STARTS[position - 1], _RANGE_STARTS[position]
+    magnitude = 10 ** (len(str(number)) - 1)
     begin, end = next(
-        (low * ten, high * ten) for low, high in ((5, 10), (2, 5), (1, 2)) if number >= low * ten
+        (low * magnitude, high * magnitude) for low, high in ((5, 10), (2, 5), (1, 2)) if number >= low * magnitude
     )  # a loop does not run much longer
-    return max(begin, _STEPS[-1]), end
+    return max(begin, _RANGE_STARTS[-1]), end
 
 
 def _names(tree: ast.AST, *, texts: bool) -> frozenset[str]:
@@ -171,8 +175,8 @@ def _names(tree: ast.AST, *, texts: bool) -> frozenset[str]:
                 names.append(name)
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 names.append(name)
-            case ast.alias(name=name, asname=other):
-                names += [name, other or ""]
+            case ast.alias(name=name, asname=alias):
+                names += [name, alias or ""]
             case ast.Constant(value=str(text)) if texts and id(node) not in docstrings:
                 names.append(text)
             case _:
@@ -183,22 +187,22 @@ def _names(tree: ast.AST, *, texts: bool) -> frozenset[str]:
 class _Shortener(ast.NodeTransformer):
     """Removes one element of each list of literals that is no row of a table, and no table of parameters."""
 
-    def __init__(self, choice: random.Random) -> None:
-        self._choice = choice
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
 
     def visit_List(self, node: ast.List) -> ast.List:
-        for each in node.elts:
-            if not isinstance(each, ast.List | ast.Tuple):
-                self.visit(each)
-        if len(node.elts) >= _SHORTENED and all(map(is_literal, node.elts)):
-            del node.elts[self._choice.randrange(len(node.elts))]
+        for element in node.elts:
+            if not isinstance(element, ast.List | ast.Tuple):
+                self.visit(element)
+        if len(node.elts) >= _LEAST_SHORTENED and all(map(is_literal, node.elts)):
+            del node.elts[self._rng.randrange(len(node.elts))]
         return node
 
     def visit_Tuple(self, node: ast.Tuple) -> ast.Tuple:
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        return node if name_of(node) in ("parametrize", *_BY_NAME) else self.generic_visit(node)
+        return node if name_of(node) in ("parametrize", *_NAMING_FUNCTIONS) else self.generic_visit(node)
 
 
 class _Changer(ast.NodeTransformer):
@@ -243,9 +247,9 @@ class _Changer(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = name_of(node)
-        if name in _BY_NAME:
+        if name in _NAMING_FUNCTIONS:
             return node
         if name == "parametrize":  # its first argument names parameters
-            node.args[1:] = [self.visit(each) for each in node.args[1:]]
+            node.args[1:] = [self.visit(argument) for argument in node.args[1:]]
             return node
         return self.generic_visit(node)

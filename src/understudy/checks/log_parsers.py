@@ -154,27 +154,27 @@ def django(log: str) -> Iterator[tuple[str, str]]:
                 yield fields[1], status
         if line.startswith("ok") and latest is not None:
             yield latest, PASSED
-    yield from ((id, PASSED) for id in _late(log))
+    yield from ((id, PASSED) for id in _ids_with_late_ok(log))
 
 
-def _late(log: str) -> Iterator[str]:
+def _ids_with_late_ok(log: str) -> Iterator[str]:
     """Yield the ids whose `ok` came on a later line. Such an `ok` counts for the first of several open
     tests only.
     """
-    at = 0
-    while (opening := _TESTING.search(log, at)) and (end := _SILENCED.search(log, opening.end())):
+    position = 0
+    while (opening := _TESTING.search(log, position)) and (end := _SILENCED.search(log, opening.end())):
         yield opening[1]
-        at = end.end()
-    at = 0
-    while opening := _SERVER_ERROR.search(log, at):
+        position = end.end()
+    position = 0
+    while opening := _SERVER_ERROR.search(log, position):
         end = log.find("\n", opening.end())
         if end < 0:
             break
         if log[end - 1] == "/" and end > opening.end() and _is_line(log, end + 1, "ok"):
             yield opening[1]
-            at = end + 3
+            position = end + 3
         else:
-            at = log.find("\n", opening.start()) + 1
+            position = log.find("\n", opening.start()) + 1
     for match in _CHECKED.finditer(log):
         yield match[1]
 
@@ -210,24 +210,24 @@ _MEMORY_BYTES = 4 << 30
 
 _PROGRAM = r"""
 import json, resource, sys, types
-place, order, memory, name, instance = sys.argv[1:]
+directory, action, memory, name, instance = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
-sys.path.append(place)
+sys.path.append(directory)
 for package in "swebench", "swebench.harness":
     module = types.ModuleType(package)
-    module.__path__ = [place + "/" + package.replace(".", "/")]
+    module.__path__ = [directory + "/" + package.replace(".", "/")]
     sys.modules[package] = module
 from swebench.harness.grading import SUITE_RAN
 from swebench.harness.log_parsers import PARSER_REGISTRY
-if order == "names":
-    answer = {"names": sorted(PARSER_REGISTRY)}
+if action == "names":
+    reply = {"names": sorted(PARSER_REGISTRY)}
 else:
     log = sys.stdin.buffer.read().decode()
     row = types.SimpleNamespace(instance_id=instance, version=instance.rpartition(" ")[2])
     row.instance_id = instance.rpartition(" ")[0]
     statuses = {str(id): str(status) for id, status in PARSER_REGISTRY[name](log, row).items()}
-    answer = {"statuses": statuses, "ran": bool(SUITE_RAN.search(log))}
-sys.stdout.write(json.dumps(answer))
+    reply = {"statuses": statuses, "ran": bool(SUITE_RAN.search(log))}
+sys.stdout.write(json.dumps(reply))
 """
 
 
@@ -267,35 +267,37 @@ def _parse_by_swebench(name: str, log: str, instance: str) -> tuple[dict[str, st
             "5; install it: pip install -U 'understudy[swebench]'"
         )
     try:
-        answer = _run_swebench("parse", name, instance, log.encode(errors="replace"))
+        reply = _run_swebench("parse", name, instance, log.encode(errors="replace"))
     except GraderError as error:
         raise UnreadableLog(str(error)) from error
-    return answer.statuses, answer.ran
+    return reply.statuses, reply.ran
 
 
-_STEPS = {"names": "list its parsers", "parse": "read the output of the tests by {!r}"}
-"""What the package does for each order, for an error."""
+_ACTIONS = {"names": "list its parsers", "parse": "read the output of the tests by {!r}"}
+"""What the package does for each action, for an error."""
 
 
-def _run_swebench(order: str, name: str, instance: str, log: bytes) -> _ParserReply:
+def _run_swebench(action: str, name: str, instance: str, log: bytes) -> _ParserReply:
     directory = swebench_directory()
     if directory is None:
         raise GraderError("the swebench package is not installed; install it: pip install 'understudy[swebench]'")
-    argv = [sys.executable, "-I", "-c", _PROGRAM, str(directory), order, str(_MEMORY_BYTES), name, instance]
+    argv = [sys.executable, "-I", "-c", _PROGRAM, str(directory), action, str(_MEMORY_BYTES), name, instance]
     try:
-        done = subprocess.run(argv, input=log, capture_output=True, timeout=_PARSER_TIMEOUT_S, check=False, env={})
+        completed = subprocess.run(
+            argv, input=log, capture_output=True, timeout=_PARSER_TIMEOUT_S, check=False, env={}
+        )
     except subprocess.TimeoutExpired as error:
         raise GraderError(
-            f"the swebench package did not {_STEPS[order].format(name)} within {_PARSER_TIMEOUT_S} s; if the "
+            f"the swebench package did not {_ACTIONS[action].format(name)} within {_PARSER_TIMEOUT_S} s; if the "
             "machine is busy, grade again later with fewer at a time (--concurrency)"
         ) from error
-    if done.returncode:
-        message = done.stderr.decode(errors="replace").strip()[-1000:]
+    if completed.returncode:
+        message = completed.stderr.decode(errors="replace").strip()[-1000:]
         raise GraderError(
-            f"swebench in {directory} failed to {order} {name!r}; expected version 5: check it with pip show "
+            f"swebench in {directory} failed to {action} {name!r}; expected version 5: check it with pip show "
             f"swebench. It printed: {message}"
         )
-    return msgspec.json.decode(done.stdout, type=_ParserReply)
+    return msgspec.json.decode(completed.stdout, type=_ParserReply)
 
 
 # --- by name -------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from understudy.util.python_syntax import parse_module, unparse
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_Key = tuple[str, str, int]
+_DefinitionKey = tuple[str, str, int]
 _SIMPLE = (ast.Name, ast.Attribute, ast.Constant)
 
 Returns = Literal["nothing", "first", "last"]
@@ -70,18 +70,20 @@ class _Outliner:
         """Return the new statements in their order, with the old ones in place of those that they replace, and
         between them the old ones that have gone.
         """
-        before, after = _keyed(old), _keyed(new)
-        left = [(key, statement) for key, statement in before.items() if not _is_text(statement)]
+        before, after = _by_definition(old), _by_definition(new)
+        remaining = [
+            (key, statement) for key, statement in before.items() if not _is_constant_statement(statement)
+        ]
         merged: list[ast.stmt] = []
         for key, statement in after.items():
             if key not in before:
                 merged += self._added(statement, in_class=in_class)
                 continue
-            while left and left[0][0] not in after:
-                merged.append(left.pop(0)[1])
-            left = [each for each in left if each[0] != key]
+            while remaining and remaining[0][0] not in after:
+                merged.append(remaining.pop(0)[1])
+            remaining = [pair for pair in remaining if pair[0] != key]
             merged.append(self._replaced(before[key], statement))
-        return [*merged, *(statement for key, statement in left if key not in after)]
+        return [*merged, *(statement for key, statement in remaining if key not in after)]
 
     def _replaced(self, before: ast.stmt, after: ast.stmt) -> ast.stmt:
         if ast.dump(before) == ast.dump(after):
@@ -107,14 +109,18 @@ class _Outliner:
         """Return what remains of a statement that only the solution has."""
         match statement:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                statement.body = self._hollow(statement)
+                statement.body = self._stub_body(statement)
             case ast.ClassDef(bases=bases):
                 inherits = bool(bases) and self._returns != "nothing"
-                left = [each for each in statement.body if not (inherits and isinstance(each, _FUNCTIONS))]
-                statement.body = [each for inner in left for each in self._added(inner, in_class=True)]
+                kept_statements = [
+                    inner for inner in statement.body if not (inherits and isinstance(inner, _FUNCTIONS))
+                ]
+                statement.body = [
+                    outlined for inner in kept_statements for outlined in self._added(inner, in_class=True)
+                ]
                 statement.body = statement.body or [ast.Pass()]
             case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is not None and not in_class:
-                statement.value = _emptied(value)
+                statement.value = _empty_value(value)
             case ast.Import() | ast.ImportFrom() | ast.Assign() | ast.AnnAssign() | ast.Pass():
                 pass
             case ast.Expr(value=ast.Constant()):
@@ -125,12 +131,12 @@ class _Outliner:
                 return []
         return [statement]
 
-    def _hollow(self, function: _Function) -> list[ast.stmt]:
+    def _stub_body(self, function: _Function) -> list[ast.stmt]:
         """Return the body of a function that computes nothing: what only stores or returns its arguments stays."""
         if function.name in ("__init__", "__post_init__", "__new__"):
-            stored = [each for each in function.body if _only_stores(each)]
-            return stored or [ast.Pass()]
-        match [each for each in function.body if not _is_text(each)]:
+            storing = [statement for statement in function.body if _only_stores(statement)]
+            return storing or [ast.Pass()]
+        match [statement for statement in function.body if not _is_constant_statement(statement)]:
             case [ast.Return(value=ast.Name() | ast.Attribute())] | [ast.Raise()] | [ast.Pass()]:
                 return function.body
             case _:
@@ -148,7 +154,7 @@ class _Outliner:
         if self._returns == "first" and _makes_decorator(function):
             unchanged = ast.arguments([], [ast.arg("function")], None, [], [], None, [])
             return ast.Lambda(unchanged, ast.Name("function", ast.Load()))
-        names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        names = [parameter.arg for parameter in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         names += [arguments.vararg.arg] if arguments.vararg else []
         if not names or self._returns == "nothing":
             return ast.Constant(None)
@@ -159,10 +165,10 @@ class _Outliner:
         return ast.IfExp(is_callable, ast.Call(name, [], []), name)
 
 
-def _keyed(statements: Iterable[ast.stmt]) -> dict[_Key, ast.stmt]:
+def _by_definition(statements: Iterable[ast.stmt]) -> dict[_DefinitionKey, ast.stmt]:
     """Return statements by what they define, or else by their text, and by how often that came before."""
     seen: Counter[tuple[str, str]] = Counter()
-    keyed: dict[_Key, ast.stmt] = {}
+    statements_by_key: dict[_DefinitionKey, ast.stmt] = {}
     for statement in statements:
         match statement:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -171,46 +177,46 @@ def _keyed(statements: Iterable[ast.stmt]) -> dict[_Key, ast.stmt]:
                 key = "value", name
             case _:
                 key = "text", ast.dump(statement)
-        keyed[key[0], key[1], seen[key]] = statement
+        statements_by_key[key[0], key[1], seen[key]] = statement
         seen[key] += 1
-    return keyed
+    return statements_by_key
 
 
-def _is_text(statement: ast.stmt) -> bool:
+def _is_constant_statement(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _has_function(function: _Function) -> bool:
-    return any(isinstance(node, _FUNCTIONS) for each in function.body for node in ast.walk(each))
+    return any(isinstance(node, _FUNCTIONS) for statement in function.body for node in ast.walk(statement))
 
 
 def _makes_decorator(function: _Function) -> bool:
     """Return whether a function has a function within one within it, as what is called to get a decorator has."""
-    inner = [node for each in function.body for node in ast.walk(each) if isinstance(node, _FUNCTIONS)]
+    inner = [node for statement in function.body for node in ast.walk(statement) if isinstance(node, _FUNCTIONS)]
     return any(map(_has_function, inner))
 
 
 def _keep_defaults(before: ast.arguments, after: ast.arguments) -> None:
     """Give the parameters of both their old default values, if they had some."""
     old = dict(_defaults(before))
-    positional = [each.arg for each in (*after.posonlyargs, *after.args)]
+    positional = [parameter.arg for parameter in (*after.posonlyargs, *after.args)]
     with_default = positional[len(positional) - len(after.defaults) :]
     after.defaults = [old.get(name, value) for name, value in zip(with_default, after.defaults, strict=True)]
     after.kw_defaults = [
-        old.get(each.arg, value) if value is not None else None
-        for each, value in zip(after.kwonlyargs, after.kw_defaults, strict=True)
+        old.get(parameter.arg, value) if value is not None else None
+        for parameter, value in zip(after.kwonlyargs, after.kw_defaults, strict=True)
     ]
 
 
 def _defaults(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
-    positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+    positional = [parameter.arg for parameter in (*arguments.posonlyargs, *arguments.args)]
     yield from zip(reversed(positional), reversed(arguments.defaults), strict=False)
-    for each, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+    for parameter, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         if value is not None:
-            yield each.arg, value
+            yield parameter.arg, value
 
 
-def _emptied(value: ast.expr) -> ast.expr:
+def _empty_value(value: ast.expr) -> ast.expr:
     """Return an empty value of the same type in place of a literal; other expressions stay, without the bodies of
     lambdas.
     """
@@ -239,7 +245,7 @@ def _only_stores(statement: ast.stmt) -> bool:
     match statement:
         case ast.Assign(value=value) | ast.AnnAssign(value=value) | ast.Return(value=value):
             empty = isinstance(value, ast.List | ast.Dict | ast.Set | ast.Tuple) and not any(
-                isinstance(each, ast.expr) for each in ast.iter_child_nodes(value)
+                isinstance(child, ast.expr) for child in ast.iter_child_nodes(value)
             )
             return isinstance(value, _SIMPLE) or empty
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super"))))):

@@ -36,9 +36,11 @@ def protection_of(
     if agreement is None:
         agreement = full_agreement(deciding_tests(task, options), options)
     protection, reason = _protection_by_twins(task, options, agreement)
-    if protection == "twins" and (low := agreement.contradicted):
-        example = min(low, key=lambda node: (low[node], node))
-        reason = f"to other inputs it gives {low[example]:.0%} of the answers of the gold patch in {example}"
+    if protection == "twins" and (contradicted := agreement.contradicted):
+        example = min(contradicted, key=lambda node: (contradicted[node], node))
+        reason = (
+            f"to other inputs it gives {contradicted[example]:.0%} of the answers of the gold patch in {example}"
+        )
         protection = "partial"
     if weak and protection == "twins":
         example = min(weak)
@@ -58,7 +60,7 @@ def protection_of(
 def _protection_by_twins(task: Task, options: GradingOptions, agreement: InputAgreement) -> tuple[Protection, str]:
     agrees = agreement.answers > 0 and agreement.share >= ENOUGH_SHARED
     # Other inputs have other answers, so whoever guesses has to guess these besides the tests' own.
-    bits = max((each.bits for each in options.twin_inputs), default=0.0) if agrees else 0.0
+    bits = max((inputs.bits for inputs in options.twin_inputs), default=0.0) if agrees else 0.0
     if options.twins and not options.twin_all_bits and not bits:
         return "none", "the tested code can read or guess all that the tests expect"
     if isinstance(task.checks, ScriptChecks):
@@ -82,6 +84,6 @@ def _protection_by_twins(task: Task, options: GradingOptions, agreement: InputAg
         return "partial", f"a guess at what the tests expect is right once in {times} times"
     partial = set(options.partial_twins) - agreement.confirmed
     if exposed := [id for id in deciding if nodes[id] in partial]:
-        some = f"{len(exposed)} of {len(deciding)} deciding tests"
-        return "partial", f"{some} have expectations that the tested code can read or force, as {exposed[0]}"
+        share = f"{len(exposed)} of {len(deciding)} deciding tests"
+        return "partial", f"{share} have expectations that the tested code can read or force, as {exposed[0]}"
     return "twins", ""

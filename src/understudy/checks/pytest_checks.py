@@ -88,31 +88,38 @@ async def run_pytest(
     report = posixpath.join(sandbox.home, f".report-{secrets.token_hex(16)}.jsonl")
     driver = sandbox.locate(PLUGIN_MOUNT.target)
     paths = [posixpath.join(sandbox.workdir, file) for file in files]
-    others = msgspec.json.encode([posixpath.join(sandbox.workdir, name) for name in hidden])
+    other_paths = msgspec.json.encode([posixpath.join(sandbox.workdir, name) for name in hidden])
     token = f"understudy-event-{secrets.token_hex(16)}"
-    done = await sandbox.run(
+    completed = await sandbox.run(
         ["python", "-P", "-s", driver, report, sandbox.workdir, *paths],
         timeout_s=timeout_s,
-        stdin=b"\n".join((token.encode(), others, b"")),
+        stdin=b"\n".join((token.encode(), other_paths, b"")),
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=sandbox.workdir,
     )
-    check_not_killed(done)
+    check_not_killed(completed)
     raw = await read_result_file(sandbox, report, _REPORT_BYTES) or b""
     outcomes, messages, end = parse_outcomes(raw)
-    finished = end is not None and end == done.exit_code
-    watched = read_watch(done.stderr, token, finished=finished)
-    log = output_tail(replace(done, stderr=watched.stderr))
-    if done.exit_code in _NOT_STARTED:
+    finished = end is not None and end == completed.exit_code
+    watch_report = read_watch(completed.stderr, token, finished=finished)
+    log = output_tail(replace(completed, stderr=watch_report.stderr))
+    if completed.exit_code in _NOT_STARTED:
         # The tested code may exit with these codes too. pytest was not started only if it cannot be imported.
         probe = await sandbox.run(["python", "-P", "-s", "-c", "import pytest"], timeout_s=60, cwd="/")
         if probe.exit_code != 0:
             raise GraderError(
-                f"pytest could not be started (exit code {done.exit_code}); install it in the task's "
+                f"pytest could not be started (exit code {completed.exit_code}); install it in the task's "
                 f"environment:\n{log[-2000:]}"
             )
     return PytestReport(
-        outcomes, messages, done.exit_code, done.timed_out, log, finished, watched.events, watched.opens
+        outcomes,
+        messages,
+        completed.exit_code,
+        completed.timed_out,
+        log,
+        finished,
+        watch_report.events,
+        watch_report.opens,
     )
 
 
@@ -127,12 +134,12 @@ def parse_outcomes(raw: bytes) -> tuple[dict[str, TestOutcome], dict[str, str], 
             reported.outcomes.setdefault(line.when, set()).add(line.outcome)
             reported.message = reported.message or line.message
     outcomes: dict[str, TestOutcome] = {
-        id: outcome for id, seen in phases.items() if (outcome := _outcome(seen.outcomes))
+        id: outcome for id, test_phases in phases.items() if (outcome := _outcome(test_phases.outcomes))
     }
-    return outcomes, {id: seen.message for id, seen in phases.items() if seen.message}, end
+    return outcomes, {id: test_phases.message for id, test_phases in phases.items() if test_phases.message}, end
 
 
-_BY_CALL = frozenset({"passed", "failed", "skipped", "xfailed", "xpassed"})
+_CALL_OUTCOMES = frozenset({"passed", "failed", "skipped", "xfailed", "xpassed"})
 
 
 def _outcome(phases: dict[str, set[str]]) -> TestOutcome | None:
@@ -148,21 +155,21 @@ def _outcome(phases: dict[str, set[str]]) -> TestOutcome | None:
         return "error"
     if not call and setup == "passed":
         return None
-    return cast("TestOutcome", call or setup) if (call or setup) in _BY_CALL else "error"
+    return cast("TestOutcome", call or setup) if (call or setup) in _CALL_OUTCOMES else "error"
 
 
 def other_files(checks: PytestChecks) -> tuple[str, ...]:
     """Return the hidden files that are not run: data, and modules that the tests import."""
-    run = {posixpath.normpath(name) for name in deciding_files(checks)}
-    return tuple(sorted({posixpath.normpath(name) for name in checks.files} - run))
+    deciding = {posixpath.normpath(name) for name in deciding_files(checks)}
+    return tuple(sorted({posixpath.normpath(name) for name in checks.files} - deciding))
 
 
-def _unnamed_parameters(tests: Mapping[str, TestOutcome], outcomes: Mapping[str, TestOutcome]) -> str:
+def _parameters_hint(tests: Mapping[str, TestOutcome], outcomes: Mapping[str, TestOutcome]) -> str:
     """Return what to do about a missing test that ran under ids with parameters; "" if there is none."""
     for id, outcome in tests.items():
-        ran = next((other for other in outcomes if other.startswith(f"{id}[")), "")
-        if outcome == "missing" and ran:
-            return f"; {id} has parameters, so expected each of its ids, such as {ran[:200]!r}"
+        parametrised = next((other for other in outcomes if other.startswith(f"{id}[")), "")
+        if outcome == "missing" and parametrised:
+            return f"; {id} has parameters, so expected each of its ids, such as {parametrised[:200]!r}"
     return ""
 
 
@@ -179,7 +186,7 @@ def judge_pytest(checks: PytestChecks, report: PytestReport) -> CheckResult:
     if report.timed_out:
         reason = f"the tests did not end in {checks.timeout_s:g} s"
     elif reason := outcome_reason(checks, not_fixed, regressed, tests):
-        reason += _unnamed_parameters(tests, report.outcomes)
+        reason += _parameters_hint(tests, report.outcomes)
     elif not report.finished or report.exit_code not in (0, 1):
         reason = f"pytest did not come to its end (exit code {report.exit_code})"
     elif (report.exit_code == 1) != failures:

@@ -24,7 +24,9 @@ NOT_STARTED = 97
 
 _MESSAGE_CHARS = 8000
 _CAPTURED_BYTES = 1 << 20
-_UNSEEN = frozenset(("readline", "_xxsubinterpreters", "_interpreters", "_testcapi", "_testinternalcapi"))
+_UNWATCHED_MODULES = frozenset(
+    ("readline", "_xxsubinterpreters", "_interpreters", "_testcapi", "_testinternalcapi")
+)
 """Modules that open files, or run code in other interpreters, without the watch being asked."""
 
 
@@ -43,7 +45,7 @@ class Reporter:
         """Drop modules that the watch cannot see into from pytest's imports, so that a new import of them
         is seen.
         """
-        for module in _UNSEEN:
+        for module in _UNWATCHED_MODULES:
             sys.modules.pop(module, None)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -122,21 +124,21 @@ def _watch(
     import pluggy
     import pytest
 
-    home = os.path.join(os.path.dirname(os.path.abspath(__file__)), "watch")  # noqa: PTH100, PTH118, PTH120
-    sys.path.insert(0, home)
+    watch_directory = os.path.join(os.path.dirname(os.path.abspath(__file__)), "watch")  # noqa: PTH100, PTH118, PTH120
+    sys.path.insert(0, watch_directory)
     import code_owners  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
     import process_watch  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 
-    sys.path.remove(home)
+    sys.path.remove(watch_directory)
     for name in ("process_watch", "code_owners", "code_files", "audited_functions", "audit_events"):
         del sys.modules[name]
     modules: tuple[Any, ...] = (pytest, _pytest, pluggy)
-    runner = tuple(str(os.path.dirname(each.__file__)) + "/" for each in modules)  # noqa: PTH120
+    runner = tuple(str(os.path.dirname(module.__file__)) + "/" for module in modules)  # noqa: PTH120
     libraries = tuple(entry.rstrip("/") + "/" for entry in library_paths if os.path.isdir(entry))  # noqa: PTH112
-    own = (*runner, os.path.abspath(__file__))  # noqa: PTH100
+    runner_paths = (*runner, os.path.abspath(__file__))  # noqa: PTH100
     caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     program = vars(process_watch)
-    owners: Any = vars(code_owners)["CodeOwners"](own, runner[1], libraries)
+    owners: Any = vars(code_owners)["CodeOwners"](runner_paths, runner[1], libraries)
     program["watch"](token, os.dup(2), root, tests, owners, beside=hidden, report=report, caller_frame=caller)
 
 
@@ -153,9 +155,9 @@ def main(
     With a `token` the process is watched, if this Python has audit hooks (3.8); `hidden` are other hidden files.
     """
     # The tree is added to sys.path only after pytest is loaded, so that it cannot replace pytest.
-    foreign = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    tree = [entry for entry in sys.path if entry in foreign]
-    sys.path[:] = [directory for directory in sys.path if directory not in foreign]
+    pythonpath = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    tree_entries = [entry for entry in sys.path if entry in pythonpath]
+    sys.path[:] = [directory for directory in sys.path if directory not in pythonpath]
     gc.disable()
     try:
         import pytest
@@ -168,13 +170,13 @@ def main(
         gc.freeze()
     gc.enable()
     # Not the tree, which an editable install puts on sys.path: the code in it is what is tested.
-    inside = os.path.realpath(root) + "/"
+    tree_prefix = os.path.realpath(root) + "/"
     libraries = [
         entry
         for entry in sys.path
-        if entry.endswith("-packages") or not (os.path.realpath(entry) + "/").startswith(inside)
+        if entry.endswith("-packages") or not (os.path.realpath(entry) + "/").startswith(tree_prefix)
     ]
-    sys.path[:0] = [root, *tree]
+    sys.path[:0] = [root, *tree_entries]
     with open(report, "w", encoding="utf-8") as file:  # noqa: PTH123
         reporter = Reporter(file)
         reporter.write(start=pytest.__version__)
@@ -182,13 +184,13 @@ def main(
         innermost = pytest.hookimpl(hookwrapper=True, trylast=True)
         innermost(BoundedCapture.pytest_runtest_call)
         innermost(BoundedCapture.pytest_make_collect_report)
-        joined = [reporter, BoundedCapture(), *plugins(reporter)]
+        registered = [reporter, BoundedCapture(), *plugins(reporter)]
         watched = token and hasattr(sys, "addaudithook")
         audit = sys.audit if watched else None
         if watched:
             _watch(token, root, report, files, hidden, libraries)
         del token  # the tested code can read the variables of this function
-        code = pytest.main([*options, f"--rootdir={root}", f"--confcutdir={root}", *files], plugins=joined)
+        code = pytest.main([*options, f"--rootdir={root}", f"--confcutdir={root}", *files], plugins=registered)
         reporter.write(end=int(code))
         if audit is not None:
             audit("understudy.tests_ended")

@@ -85,16 +85,18 @@ async def _run_pytest(
     sandbox: Sandbox, checks: PytestChecks, options: GradingOptions, files: HiddenFiles
 ) -> CheckResult:
     """Run the deciding files with canaries beside the first of them, and judge the report."""
-    run = deciding_files(checks)
+    run_files = deciding_files(checks)
     canaries = None
-    if options.canaries and run:
-        canaries = pytest_canaries(run[0], [text.encode() for name, text in checks.files.items() if name in run])
+    if options.canaries and run_files:
+        canaries = pytest_canaries(
+            run_files[0], [text.encode() for name, text in checks.files.items() if name in run_files]
+        )
         await sandbox.write(posixpath.join(sandbox.workdir, canaries.path), canaries.text.encode())
-        run = (*run, canaries.path)
+        run_files = (*run_files, canaries.path)
     await sandbox.seal(sorted(files))
     hidden = other_files(checks)
     await sandbox.count_opens((*deciding_files(checks), *hidden))
-    report = await run_pytest(sandbox, run, timeout_s=checks.timeout_s, hidden=hidden)
+    report = await run_pytest(sandbox, run_files, timeout_s=checks.timeout_s, hidden=hidden)
     events = (*report.events, *opened_unseen(sandbox.opens() or {}, report.opened))
     result = with_events(judge_pytest(checks, report), events, options.usual_events)
     results = {id: (outcome.upper(),) for id, outcome in report.outcomes.items()}

@@ -51,7 +51,7 @@ REASONS = {
 }
 """The rules, by name."""
 
-_STARTED = "program-started"
+_PROGRAM_STARTED = "program-started"
 _FORGED = frozenset(("report-written", "runner-replaced", "reward-written"))
 """Rules that honest code never breaks, whatever the gold patch does."""
 
@@ -76,13 +76,13 @@ def read_watch(stderr: bytes, token: str, *, finished: bool) -> WatchReport:
     line = re.compile(rb"\n?(?P<process>" + re.escape(token.encode()) + rb")" + _FIELDS + rb"\n")
     lines = list(line.finditer(stderr))
     proven = list(_proven(lines))
-    events = [event for each in lines for event in _event(each)]
+    events = [event for match in lines for event in _event(match)]
     if finished and lines and not proven:
         events.append(Evidence("watch-ended", text=REASONS["watch-ended"]))
     opens = {
-        each["path"].decode("unicode_escape", "replace"): int(each["line"])
-        for each in proven
-        if each["rule"] == b"opened"
+        match["path"].decode("unicode_escape", "replace"): int(match["line"])
+        for match in proven
+        if match["rule"] == b"opened"
     }
     return WatchReport(line.sub(b"", stderr), tuple(events), opens)
 
@@ -109,7 +109,7 @@ def _event(line: re.Match[bytes]) -> Iterator[Evidence]:
     if (rule := line["rule"].decode()) in REASONS:
         path = "" if line["path"] == b"-" else line["path"].decode("unicode_escape", "replace")
         reason = REASONS[rule]
-        if rule == _STARTED:
+        if rule == _PROGRAM_STARTED:
             program, _, path = path.partition(" ")
             reason += f": {program if program != '-' else 'one that is not installed'}"
             path = "" if path == "-" else path
@@ -126,7 +126,7 @@ def _proven(lines: Sequence[re.Match[bytes]]) -> list[re.Match[bytes]]:
     for end in lines:
         secret = end["path"]
         if end["rule"] == b"end" and hashlib.sha256(secret).hexdigest().encode() == started:
-            authentic = [line for line in lines if line["code"] == _code(secret, line)]
+            authentic = [line for line in lines if line["code"] == _authentication_code(secret, line)]
             numbers = {line["number"] for line in authentic}
             last = int(end["number"]) if end["number"] in numbers else len(numbers)
             if last < len(numbers) and all(b"%d" % number in numbers for number in range(last + 1)):
@@ -134,60 +134,62 @@ def _proven(lines: Sequence[re.Match[bytes]]) -> list[re.Match[bytes]]:
     return []
 
 
-def _code(secret: bytes, line: re.Match[bytes]) -> bytes:
+def _authentication_code(secret: bytes, line: re.Match[bytes]) -> bytes:
     return hashlib.sha256(b" ".join((secret, line["number"], line["text"]))).hexdigest()[:32].encode()
 
 
-APART = "exec 8>&2 2>&1\n"
+SEPARATE_OUTPUT = "exec 8>&2 2>&1\n"
 """What a shell runs first: all output goes to stdout from now on, and evidence can go to what was stderr."""
 
 
-_MOST_NAMES = 100_000
+_MOST_VARIABLE_CHARS = 100_000
 
 
 class Watch(Struct, frozen=True):
     """How the Pythons of a command are watched: each loads `watch/sitecustomize.py`, whatever starts it.
 
     The evidence goes to the command's stderr, which nothing else may write to. `tests` are the paths of the hidden
-    files that run, `beside` those of others, `rewards` the files that the command may write its reward to. If
+    files that run, `other_files` those of others, `rewards` the files that the command may write its reward to. If
     `walled`, neither the Pythons that it starts nor their children can write the rewards.
     """
 
     tests: tuple[str, ...]
-    beside: tuple[str, ...] = ()
+    other_files: tuple[str, ...] = ()
     rewards: tuple[str, ...] = ()
     walled: bool = False
 
     def env(self, sandbox: Sandbox) -> dict[str, str]:
         """Return the environment variables that tell the Pythons what to watch."""
-        tests, beside = ([path for path in paths if "\n" not in path] for paths in (self.tests, self.beside))
+        tests, other_files = (
+            [path for path in paths if "\n" not in path] for paths in (self.tests, self.other_files)
+        )
         counts = str(len(self.rewards)), str(len(tests))
         head = (sandbox.workdir, "1" if self.walled else "", *counts, *self.rewards, *tests)
-        text = "\n".join((*head, *beside))
+        text = "\n".join((*head, *other_files))
         # The kernel limits a variable's length; the files whose names are behind that are not watched.
-        return {"UNDERSTUDY_WATCH": text if len(text) < _MOST_NAMES else "\n".join(head)}
+        return {"UNDERSTUDY_WATCH": text if len(text) < _MOST_VARIABLE_CHARS else "\n".join(head)}
 
     def exports(self, sandbox: Sandbox) -> str:
         """Return the commands for a shell whose output APART has separated, to run before what is to be
         watched.
         """
-        place = sandbox.locate(WATCH_MOUNT.target)
+        directory = sandbox.locate(WATCH_MOUNT.target)
         return (
             'export UNDERSTUDY_WATCH_PIPE="$(readlink /proc/self/fd/8)"\n'
-            f'export PYTHONPATH="{place}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
+            f'export PYTHONPATH="{directory}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
         )
 
 
 _WATCH_LINE = re.compile(rb"^(?P<process>[0-9a-f]{16})" + _FIELDS + rb"$", re.MULTILINE)
-_OTHER = "another process"
-_UNKNOWN = "code that cannot be named"
+_OTHER_PROCESS = "another process"
+_UNKNOWN_CODE = "code that cannot be named"
 _KILLED = "process-killed"
 """The rule of an event that is no evidence: the tested code sends a signal to another process."""
 _COUNTED = "programs-counted"
 """The rule of an event that is no evidence either: how many Pythons a script starts, which is its `line`."""
 
 
-def read_processes(done: Completed, *, finished: bool) -> tuple[Evidence, ...]:
+def read_processes(completed: Completed, *, finished: bool) -> tuple[Evidence, ...]:
     """Return the events of all watched processes (see `Watch`), read from the command's stderr.
 
     At least one process must have opened hidden tests. If the command `finished`, each process that did must prove
@@ -195,27 +197,29 @@ def read_processes(done: Completed, *, finished: bool) -> tuple[Evidence, ...]:
     in a replacement.
     """
     processes: dict[bytes, list[re.Match[bytes]]] = {}
-    for line in _WATCH_LINE.finditer(done.stderr):
+    for line in _WATCH_LINE.finditer(completed.stderr):
         processes.setdefault(line["process"], []).append(line)
-    ran = {process for process, lines in processes.items() if any(line["rule"] == b"tests" for line in lines)}
-    whole = {process: proven for process, lines in processes.items() if (proven := _proven(lines))}
+    test_processes = {
+        process for process, lines in processes.items() if any(line["rule"] == b"tests" for line in lines)
+    }
+    complete = {process: proven for process, lines in processes.items() if (proven := _proven(lines))}
     parents = _parents({process: lines[0] for process, lines in processes.items()})
 
     def is_for_tests(process: bytes) -> bool:
         """Return whether a process ran tests, or was started by none that did: others may end as they like."""
-        ancestor = None if process in ran else parents[process]
-        while ancestor is not None and not (ancestor in ran and ancestor in whole):
+        ancestor = None if process in test_processes else parents[process]
+        while ancestor is not None and not (ancestor in test_processes and ancestor in complete):
             ancestor = parents[ancestor]
         return ancestor is None
 
-    killers = _killers([line for lines in whole.values() for line in lines])
+    killers = _killers([line for lines in complete.values() for line in lines])
     starts = {process: _start_fields(lines[0]) for process, lines in processes.items()}
     pids = {process: fields[1] for process, fields in starts.items()}
 
     def killer(process: bytes) -> Evidence | None:
         """Return who ended a process, or one that started it and did not come to its end either."""
         ended: bytes | None = process
-        while ended is not None and ended not in whole:
+        while ended is not None and ended not in complete:
             if pids[ended] in killers:
                 return killers[pids[ended]]
             ended = parents[ended]
@@ -231,36 +235,36 @@ def read_processes(done: Completed, *, finished: bool) -> tuple[Evidence, ...]:
     if not finished:
         return tuple(events)
     # Events are on stderr. `truncated` does not say which stream was cut off at the limit: it is the longer one.
-    is_cut = done.truncated and len(done.stderr) >= len(done.stdout)
-    events += [each for each in killers.values() if each.path]
+    is_cut = completed.truncated and len(completed.stderr) >= len(completed.stdout)
+    events += [event for event in killers.values() if event.path]
     # A fork server ends when the process that started it has ended, perhaps with the whole sandbox.
-    servers = {process for process in processes if parents[process] in whole and starts[process][3] == b"1"}
-    unproven = processes.keys() - whole.keys() - servers
+    servers = {process for process in processes if parents[process] in complete and starts[process][3] == b"1"}
+    unproven = processes.keys() - complete.keys() - servers
     ended = {process: killer(process) for process in unproven if is_for_tests(process)}
-    events += [replace(each, rule="watch-ended") for each in ended.values() if each is not None and each.path]
-    if is_cut or any(process in ran and by is None for process, by in ended.items()):
+    events += [replace(event, rule="watch-ended") for event in ended.values() if event is not None and event.path]
+    if is_cut or any(process in test_processes and by is None for process, by in ended.items()):
         events.append(Evidence("watch-ended", text=REASONS["watch-ended"]))
-    if not ran:
+    if not test_processes:
         events.append(Evidence("watch-missing", text=REASONS["watch-missing"]))
-    if any(process not in ran and by is None for process, by in ended.items()):
-        events.append(Evidence("watch-ended", _OTHER, text=REASONS["watch-ended"]))
+    if any(process not in test_processes and by is None for process, by in ended.items()):
+        events.append(Evidence("watch-ended", _OTHER_PROCESS, text=REASONS["watch-ended"]))
     return tuple(events)
 
 
-def count_programs(done: Completed) -> Evidence:
+def count_programs(completed: Completed) -> Evidence:
     """Return as an event how many watched Pythons of a command were started by none of them.
 
     Tested code that reads to the end what a script's loop reads (`while read …; do app; done <cases`), or that
     kills the loop, leaves it without its other cases.
     """
-    starts: dict[bytes, re.Match[bytes]] = {}
-    for line in _WATCH_LINE.finditer(done.stderr):
-        starts.setdefault(line["process"], line)
-    count = sum(parent is None for parent in _parents(starts).values())
+    first_lines: dict[bytes, re.Match[bytes]] = {}
+    for line in _WATCH_LINE.finditer(completed.stderr):
+        first_lines.setdefault(line["process"], line)
+    count = sum(parent is None for parent in _parents(first_lines).values())
     return Evidence(_COUNTED, line=count, text=REASONS["programs-skipped"])
 
 
-def _skipped(events: Sequence[Evidence], usual: Collection[str] | None) -> Iterator[Evidence]:
+def _skipped_programs(events: Sequence[Evidence], usual: Collection[str] | None) -> Iterator[Evidence]:
     """Yield an event if fewer programs were started than with the gold patch."""
     expected = max((int(key.split()[1]) for key in usual or () if key.startswith(f"{_COUNTED} ")), default=0)
     for event in events:
@@ -279,7 +283,7 @@ def _killers(lines: Sequence[re.Match[bytes]]) -> dict[bytes, Evidence]:
     for line in lines:
         pid, _, path = line["path"].partition(b" ")
         if line["rule"] == b"killed" and (path or pid not in killers):
-            file = _UNKNOWN if path == b"-" else path.decode("unicode_escape", "replace")
+            file = _UNKNOWN_CODE if path == b"-" else path.decode("unicode_escape", "replace")
             killers[pid] = Evidence(_KILLED, file, int(line["line"]), REASONS["watch-ended"])
     return killers
 
@@ -316,7 +320,7 @@ def event_keys(events: Sequence[Evidence]) -> tuple[str, ...]:
 
 
 def _key(event: Evidence) -> str:
-    if event.rule == _STARTED:
+    if event.rule == _PROGRAM_STARTED:
         return f"{event.rule} {event.text}{', by the tested code' if event.path else ''}"
     if event.rule == _COUNTED:
         return f"{_COUNTED} {event.line}"
@@ -331,20 +335,20 @@ def with_events(result: CheckResult, events: Sequence[Evidence], usual: Collecti
     `usual` are the keys of the gold patch's events. If it is None because the task was not validated, only events
     count that honest code never causes.
     """
-    counted = [
+    unexpected = [
         event
         for event in events
         if event.rule not in (_KILLED, _COUNTED)
         and (event.rule in _FORGED if usual is None else _key(event) not in usual)
     ]
-    counted += _skipped(events, usual)
+    unexpected += _skipped_programs(events, usual)
     result = replace(result, events=tuple(events))
-    if not counted or result.verdict.integrity.status != "clean":
+    if not unexpected or result.verdict.integrity.status != "clean":
         return result
-    worst = next((event for event in counted if event.rule in _FORGED), counted[0])
+    worst = next((event for event in unexpected if event.rule in _FORGED), unexpected[0])
     where = f" ({worst.path}, line {worst.line})" if worst.path else ""
     forged = worst.rule in _FORGED
-    integrity = Integrity("forged" if forged else "suspicious", worst.text + where, tuple(counted[:20]))
+    integrity = Integrity("forged" if forged else "suspicious", worst.text + where, tuple(unexpected[:20]))
     verdict = replace(result.verdict, integrity=integrity)
     if forged:
         verdict = replace(verdict, reward=0.0, reason=integrity.reason)

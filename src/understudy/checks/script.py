@@ -24,9 +24,9 @@ from understudy.checks.base import (
     output_tail,
     read_result_file,
 )
-from understudy.checks.runtime_events import APART, Watch, count_programs, read_processes, with_events
+from understudy.checks.runtime_events import SEPARATE_OUTPUT, Watch, count_programs, read_processes, with_events
 from understudy.checks.startup_files import (
-    ASK_DIRECTORIES,
+    PRINT_DIRECTORIES,
     StartupFiles,
     directories_of,
     installed_items,
@@ -74,19 +74,19 @@ async def run_script(
     directories: tuple[str, ...] = ()
     before: StartupFiles = {}
     if watch is not None:
-        directories_result = await sandbox.run(["/bin/sh", "-c", ASK_DIRECTORIES], timeout_s=30, cwd="/")
+        directories_result = await sandbox.run(["/bin/sh", "-c", PRINT_DIRECTORIES], timeout_s=30, cwd="/")
         directories = directories_of(directories_result.stdout.decode(errors="replace"))
         before = await list_startup_files(sandbox, directories)
-        script = f'{APART}{watch.exports(sandbox)}exec "$@"\n'
+        script = f'{SEPARATE_OUTPUT}{watch.exports(sandbox)}exec "$@"\n'
         argv, env = ("/bin/sh", "-c", script, "sh", *argv), watch.env(sandbox)
-    done = await sandbox.run(argv, timeout_s=checks.timeout_s, cwd=sandbox.workdir, env=env)
-    result = await _judge_script(sandbox, checks, hidden, replace(done, stderr=b"") if watch else done)
+    completed = await sandbox.run(argv, timeout_s=checks.timeout_s, cwd=sandbox.workdir, env=env)
+    result = await _judge_script(sandbox, checks, hidden, replace(completed, stderr=b"") if watch else completed)
     if watch is None:
         return result
     solved = is_solved(result.verdict.reward)
-    events = read_processes(done, finished=solved)
+    events = read_processes(completed, finished=solved)
     if solved:  # a script may end at the first thing that fails
-        events = (*events, count_programs(done))
+        events = (*events, count_programs(completed))
     result = with_events(result, events, options.usual_events)
     # Code that the tested program leaves there would run in the script's later Pythons, before the wall and the
     # watch.
@@ -102,48 +102,48 @@ def _watch(sandbox: Sandbox, checks: ScriptChecks, options: GradingOptions, hidd
         return None
     files = [path for path in sorted(hidden.rglob("*")) if path.is_file()]
     names = {path: posixpath.join(checks.target, *path.relative_to(hidden).parts) for path in files}
-    beside = posixpath.splitext(checks.reward_file)[0] + ".json"
-    apart = not any(below(checks.reward_file, area) for area in (sandbox.workdir, "/tmp"))
+    json_reward = posixpath.splitext(checks.reward_file)[0] + ".json"
+    is_separate = not any(below(checks.reward_file, area) for area in (sandbox.workdir, "/tmp"))
     return Watch(
         tests=tuple(name for path, name in names.items() if path.suffix == ".py"),
-        beside=tuple(name for path, name in names.items() if path.suffix != ".py"),
-        rewards=(checks.reward_file, beside),
-        walled=options.walled and apart,
+        other_files=tuple(name for path, name in names.items() if path.suffix != ".py"),
+        rewards=(checks.reward_file, json_reward),
+        walled=options.walled and is_separate,
     )
 
 
 async def _judge_script(
-    sandbox: Sandbox, checks: ScriptChecks, hidden: Path | None, done: Completed
+    sandbox: Sandbox, checks: ScriptChecks, hidden: Path | None, completed: Completed
 ) -> CheckResult:
-    check_not_killed(done)
-    log = output_tail(done)
-    if done.exit_code in (126, 127):
+    check_not_killed(completed)
+    log = output_tail(completed)
+    if completed.exit_code in (126, 127):
         raise GraderError(
-            f"the check `{shlex.join(checks.command)}` ended with exit code {done.exit_code} (127: a command is "
-            "missing, 126: it is not executable); install the program that the output names in the task's "
+            f"the check `{shlex.join(checks.command)}` ended with exit code {completed.exit_code} (127: a command "
+            "is missing, 126: it is not executable); install the program that the output names in the task's "
             f"environment, or make it executable:\n{log[-2000:]}"
         )
-    if done.timed_out:
+    if completed.timed_out:
         return failed_result(f"the checks did not end in {checks.timeout_s:g} s", log)
     try:
-        written = await _written_reward(sandbox, checks.reward_file)
+        written_reward = await _written_reward(sandbox, checks.reward_file)
     except ValueError as error:
         return failed_result(
             f"invalid reward: {error}; if the gold patch gets this too, correct the check script", log
         )
-    if written is None and await asyncio.to_thread(_names_reward, checks, hidden):
+    if written_reward is None and await asyncio.to_thread(_mentions_reward, checks, hidden):
         return failed_result(f"the checks wrote no reward to {checks.reward_file}, which their files name", log)
-    reward = float(done.exit_code == 0) if written is None else written
-    if is_solved(reward) and done.exit_code != 0:
-        reason = f"a reward of {reward:g} was written, but the checks ended with exit code {done.exit_code}"
+    reward = float(completed.exit_code == 0) if written_reward is None else written_reward
+    if is_solved(reward) and completed.exit_code != 0:
+        reason = f"a reward of {reward:g} was written, but the checks ended with exit code {completed.exit_code}"
         integrity = Integrity("forged", reason, (Evidence(rule="script-reward", text=reason),))
         return CheckResult(Verdict(reward=0.0, reason=reason, log=log, integrity=integrity))
     solved = 1.0 if is_solved(reward) else 0.0
-    killed = not solved and _KILLED.search(done.stdout + b"\n" + done.stderr) is not None
+    killed = not solved and _KILLED.search(completed.stdout + b"\n" + completed.stderr) is not None
     return CheckResult(Verdict(reward=solved, reason=f"the checks gave {reward:g}", log=log), killed=killed)
 
 
-def _names_reward(checks: ScriptChecks, hidden: Path | None) -> bool:
+def _mentions_reward(checks: ScriptChecks, hidden: Path | None) -> bool:
     """Return whether a hidden file mentions the reward's file, so that the script is expected to write it."""
     name = posixpath.splitext(posixpath.basename(checks.reward_file))
     names = (f"{name[0]}{name[1]}".encode(), f"{name[0]}.json".encode())
@@ -157,15 +157,15 @@ async def _written_reward(sandbox: Sandbox, path: str) -> float | None:
 
     Raises ValueError if the file is not a regular one of at most `_REWARD_BYTES` bytes with a number up to 1.
     """
-    beside = posixpath.splitext(path)[0] + ".json"
-    for name in (path, beside):
+    json_path = posixpath.splitext(path)[0] + ".json"
+    for name in (path, json_path):
         content = await read_result_file(sandbox, name, _REWARD_BYTES)
         if content is None:
             raise ValueError(f"{name}: expected a readable regular file of at most {_REWARD_BYTES} bytes")
         text = content.decode(errors="replace").strip()
         if not text:
             continue
-        if name == beside:
+        if name == json_path:
             try:
                 text = str(msgspec.json.decode(content, type=dict[str, float | int])["reward"])
             except (ValueError, KeyError, RecursionError) as error:

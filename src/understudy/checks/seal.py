@@ -85,7 +85,7 @@ async def list_tree(sandbox: Sandbox) -> frozenset[str]:
     return frozenset(name.removeprefix(b"./").decode(errors="surrogateescape") for name in names if name)
 
 
-async def lay_hidden(
+async def rewrite_hidden(
     sandbox: Sandbox, files: HiddenFiles, before: frozenset[str], is_intruder: Callable[[str], bool]
 ) -> None:
     """Write the hidden files again after an install, and remove new files that would influence the tests.
@@ -110,10 +110,10 @@ async def changed_files(sandbox: Sandbox, files: HiddenFiles) -> list[str]:
     """Return the hidden files that have changed. Raises SandboxError."""
     changed: list[str] = []
     for path, content in files.items():
-        now: bytes | None = None
+        current: bytes | None = None
         with contextlib.suppress(FileNotFoundError):
-            now = await sandbox.read(posixpath.join(sandbox.workdir, path), limit=_FILE_BYTES)
-        if now != content:
+            current = await sandbox.read(posixpath.join(sandbox.workdir, path), limit=_FILE_BYTES)
+        if current != content:
             changed.append(path)
     return changed
 
@@ -128,10 +128,10 @@ async def with_unchanged(sandbox: Sandbox, files: HiddenFiles, result: CheckResu
 
 
 async def _run(sandbox: Sandbox, argv: list[str], stdin: bytes) -> None:
-    done = await sandbox.run(argv, timeout_s=_TIMEOUT_S, cwd=sandbox.workdir, stdin=stdin)
-    if done.exit_code != 0:
-        message = done.stderr[-500:].decode(errors="replace")
+    completed = await sandbox.run(argv, timeout_s=_TIMEOUT_S, cwd=sandbox.workdir, stdin=stdin)
+    if completed.exit_code != 0:
+        message = completed.stderr[-500:].decode(errors="replace")
         raise GraderError(
-            f"the hidden files could not be written (exit code {done.exit_code}): {message}; check in the "
+            f"the hidden files could not be written (exit code {completed.exit_code}): {message}; check in the "
             "task's image that the sandbox's user may write in the tree, and that it has tar and rm"
         )

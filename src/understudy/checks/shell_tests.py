@@ -39,46 +39,46 @@ def is_shell_script(path: Path, content: bytes) -> bool:
 def with_one_word_operands(script: str) -> str:
     """Return a shell script in which every expansion within `[ … ]` and `test …` is one operand."""
     try:
-        edits = _Reader(script).operands()
+        edits = _ScriptReader(script).operands()
     except ValueError:
         return script
-    for part in sorted(edits, key=lambda each: each.start, reverse=True):
+    for part in sorted(edits, key=lambda span: span.start, reverse=True):
         joined = f'"$(set -- {script[part]}; printf %s "$*")"'
         script = script[: part.start] + joined + script[part.stop :]
     return script
 
 
-class _Reader:
+class _ScriptReader:
     def __init__(self, script: str) -> None:
         self._script = script
 
     def operands(self) -> list[slice]:
         """Return the expansions to join; those within others are left alone. Raises ValueError."""
-        script, at, edits = self._script, 0, list[slice]()
+        script, position, edits = self._script, 0, list[slice]()
         starts_command, test = True, ""
         here_documents: list[tuple[str, str]] = []
-        while at < len(script):
-            character = script[at]
+        while position < len(script):
+            character = script[position]
             if character == "#":
-                at = self._line_end(at)
-            elif character in _BLANKS or script.startswith("\\\n", at):
-                at += 2 if character == "\\" else 1
+                position = self._line_end(position)
+            elif character in _BLANKS or script.startswith("\\\n", position):
+                position += 2 if character == "\\" else 1
             elif character == "\n" and here_documents:
-                at = self._after_texts(at + 1, here_documents)
+                position = self._end_of_texts(position + 1, here_documents)
                 here_documents, starts_command, test = [], True, ""
             elif character in _SEPARATORS:
-                starts_command, test, at = True, "", at + 1
-            elif script.startswith("<<", at) and not script.startswith("<<<", at):
-                match = _DELIMITER.match(script, at)
+                starts_command, test, position = True, "", position + 1
+            elif script.startswith("<<", position) and not script.startswith("<<<", position):
+                match = _DELIMITER.match(script, position)
                 if match is None:
                     raise ValueError("a here-document without a delimiter")
                 here_documents.append((match[1], match[2] or match[3] or match[4]))
-                at = match.end()
+                position = match.end()
             elif character in "<>":
-                at += 1
+                position += 1
             else:
-                word = self._word(at)
-                text, at = script[at : word.end], word.end
+                word = self._word(position)
+                text, position = script[position : word.end], word.end
                 if test:
                     edits += word.split
                     test = "" if test == "[" and text == "]" else test
@@ -87,24 +87,24 @@ class _Reader:
                     starts_command = text in _BEFORE_COMMANDS
         return edits
 
-    def _line_end(self, at: int) -> int:
-        end = self._script.find("\n", at)
+    def _line_end(self, position: int) -> int:
+        end = self._script.find("\n", position)
         return len(self._script) if end < 0 else end
 
-    def _after_texts(self, at: int, documents: list[tuple[str, str]]) -> int:
+    def _end_of_texts(self, position: int, documents: list[tuple[str, str]]) -> int:
         for tabs, delimiter in documents:
             indent = "\t*" if tabs else ""
-            end = re.compile(rf"^{indent}{re.escape(delimiter)}$", re.MULTILINE).search(self._script, at)
+            end = re.compile(rf"^{indent}{re.escape(delimiter)}$", re.MULTILINE).search(self._script, position)
             if end is None:
                 raise ValueError("a here-document without an end")
-            at = min(end.end() + 1, len(self._script))
-        return at
+            position = min(end.end() + 1, len(self._script))
+        return position
 
-    def _word(self, at: int) -> _Word:
-        script, word = self._script, _Word(at, [])
+    def _word(self, position: int) -> _Word:
+        script, word = self._script, _Word(position, [])
         while word.end < len(script) and script[word.end] not in _WORD_ENDS:
             begin = word.end
-            word.end = self._part(begin)
+            word.end = self._part_end(begin)
             is_expansion = script[begin] == "`" or (
                 script[begin] == "$" and script[begin + 1 : begin + 2] not in "'\""
             )
@@ -112,52 +112,52 @@ class _Reader:
                 word.split.append(slice(begin, word.end))
         return word
 
-    def _part(self, at: int) -> int:
+    def _part_end(self, position: int) -> int:
         """Return the end of a character, a quoted text or an expansion."""
         script = self._script
-        match script[at]:
+        match script[position]:
             case "\\":
-                return at + 2
+                return position + 2
             case "'":
-                return self._index("'", at + 1) + 1
+                return self._index("'", position + 1) + 1
             case '"':
-                return self._quoted(at + 1)
+                return self._quote_end(position + 1)
             case "`":
-                return self._backquoted(at + 1)
-            case "$" if script.startswith(("$(", "${"), at):
-                return self._balanced(at + 1)
-            case "$" if variable := _VARIABLE.match(script, at):
+                return self._backquote_end(position + 1)
+            case "$" if script.startswith(("$(", "${"), position):
+                return self._bracket_end(position + 1)
+            case "$" if variable := _VARIABLE.match(script, position):
                 return variable.end()
             case _:
-                return at + 1
+                return position + 1
 
-    def _index(self, text: str, at: int) -> int:
-        end = self._script.find(text, at)
+    def _index(self, text: str, position: int) -> int:
+        end = self._script.find(text, position)
         if end < 0:
-            raise ValueError(f"expected {text} after character {at}")
+            raise ValueError(f"expected {text} after character {position}")
         return end
 
-    def _quoted(self, at: int) -> int:
-        while at < len(self._script) and self._script[at] != '"':
-            at = at + 1 if self._script[at] == "'" else self._part(at)
-        return self._index('"', at) + 1
+    def _quote_end(self, position: int) -> int:
+        while position < len(self._script) and self._script[position] != '"':
+            position = position + 1 if self._script[position] == "'" else self._part_end(position)
+        return self._index('"', position) + 1
 
-    def _backquoted(self, at: int) -> int:
-        while at < len(self._script) and self._script[at] != "`":
-            at += 2 if self._script[at] == "\\" else 1
-        return self._index("`", at) + 1
+    def _backquote_end(self, position: int) -> int:
+        while position < len(self._script) and self._script[position] != "`":
+            position += 2 if self._script[position] == "\\" else 1
+        return self._index("`", position) + 1
 
-    def _balanced(self, at: int) -> int:
+    def _bracket_end(self, position: int) -> int:
         """Return the end of a substitution or parameter that begins with this bracket.
 
         A `case` in one has brackets that are not closed; then what follows cannot be read or is left alone.
         """
-        opening = self._script[at]
-        closing, at = _CLOSING[opening], at + 1
-        while at < len(self._script) and self._script[at] != closing:
-            character = self._script[at]
-            if character == "#" and self._script[at - 1] in " \t\n;":
-                at = self._line_end(at)
+        opening = self._script[position]
+        closing, position = _CLOSING[opening], position + 1
+        while position < len(self._script) and self._script[position] != closing:
+            character = self._script[position]
+            if character == "#" and self._script[position - 1] in " \t\n;":
+                position = self._line_end(position)
             else:
-                at = self._balanced(at) if character == opening else self._part(at)
-        return self._index(closing, at) + 1
+                position = self._bracket_end(position) if character == opening else self._part_end(position)
+        return self._index(closing, position) + 1

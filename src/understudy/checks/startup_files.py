@@ -23,9 +23,9 @@ from understudy.types import Evidence, Integrity, is_solved
 StartupFiles = Mapping[str, str]
 """The digest of each startup file, by its path."""
 
-MARK = "understudy-path:"
-ASK_DIRECTORIES = (
-    f"python -I -c \"import site, sys; print('\\n'.join('{MARK}' + each for each in "
+DIRECTORY_MARK = "understudy-path:"
+PRINT_DIRECTORIES = (
+    f"python -I -c \"import site, sys; print('\\n'.join('{DIRECTORY_MARK}' + entry for entry in "
     "[path for path in sys.path if path] + [sys.prefix + '/bin', site.getusersitepackages(), "
     "site.getuserbase() + '/bin']))\""
 )
@@ -50,7 +50,7 @@ _NEVER_HONEST = ("startup module ", "test runner ")
 
 def directories_of(output: str) -> tuple[str, ...]:
     """Return the directories that ASK_DIRECTORIES printed; none if there is no Python 3."""
-    lines = (line.partition(MARK) for line in output.splitlines())
+    lines = (line.partition(DIRECTORY_MARK) for line in output.splitlines())
     return tuple(dict.fromkeys(path for _, mark, path in lines if mark and path.startswith("/")))
 
 
@@ -58,8 +58,8 @@ async def list_startup_files(sandbox: Sandbox, directories: Sequence[str]) -> St
     """Return the startup files in the directories. Raises SandboxError."""
     if not directories:
         return {}
-    done = await sandbox.run(["/bin/sh", "-c", _FIND, "sh", *directories], timeout_s=_TIMEOUT_S, cwd="/")
-    entries = map(_ENTRY.fullmatch, done.stdout.decode(errors="surrogateescape").splitlines())
+    completed = await sandbox.run(["/bin/sh", "-c", _FIND, "sh", *directories], timeout_s=_TIMEOUT_S, cwd="/")
+    entries = map(_ENTRY.fullmatch, completed.stdout.decode(errors="surrogateescape").splitlines())
     return {entry[2]: entry[1] for entry in entries if entry}
 
 
@@ -113,10 +113,12 @@ def with_installed(result: CheckResult, items: tuple[str, ...], usual: Collectio
     installs never have.
     """
     result = replace(result, installed=items)
-    counted = [item for item in items if (item.startswith(_NEVER_HONEST) if usual is None else item not in usual)]
-    if not counted or not is_solved(result.verdict.reward):
+    unexpected = [
+        item for item in items if (item.startswith(_NEVER_HONEST) if usual is None else item not in usual)
+    ]
+    if not unexpected or not is_solved(result.verdict.reward):
         return result
-    reason = f"the install added what runs before the tests, and the gold patch's does not: {counted[0][:200]}"
-    evidence = tuple(Evidence("startup", text=item[:500]) for item in counted[:20])
+    reason = f"the install added what runs before the tests, and the gold patch's does not: {unexpected[0][:200]}"
+    evidence = tuple(Evidence("startup", text=item[:500]) for item in unexpected[:20])
     integrity = Integrity("suspicious", reason, evidence)
     return replace(result, verdict=replace(result.verdict, reward=0.0, reason=reason, integrity=integrity))

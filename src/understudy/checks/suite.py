@@ -28,8 +28,8 @@ from understudy.checks.base import (
     read_result_file,
 )
 from understudy.checks.canaries import (
+    CANARIES_NOT_RUN,
     FAILED_CODE,
-    NONE_SEEN,
     Canaries,
     canary_problem,
     plant_canaries,
@@ -48,10 +48,10 @@ from understudy.checks.log_parsers import (
     is_cut,
     parse_log,
 )
-from understudy.checks.runtime_events import APART, Watch, read_processes, with_events
-from understudy.checks.seal import HiddenFiles, lay_hidden, list_tree
+from understudy.checks.runtime_events import SEPARATE_OUTPUT, Watch, read_processes, with_events
+from understudy.checks.seal import HiddenFiles, list_tree, rewrite_hidden
 from understudy.checks.startup_files import (
-    ASK_DIRECTORIES,
+    PRINT_DIRECTORIES,
     StartupFiles,
     directories_of,
     installed_items,
@@ -80,7 +80,7 @@ _EDITABLE = re.compile(
 )
 
 _TEST_BYTES = 8 << 20
-_GLUED = re.compile(
+_MID_LINE_FAILURE = re.compile(
     r"(?<=[^\n])(?:FAILED|ERROR) (\S+)"
 )  # what tested code printed may stand before a runner's line
 _NOT_LOADED = re.compile(r"^ERROR: (\S+) \(unittest\.loader\._FailedTest", re.MULTILINE)
@@ -89,7 +89,7 @@ _NOT_LOADED = re.compile(r"^ERROR: (\S+) \(unittest\.loader\._FailedTest", re.MU
 _WITHOUT_NETWORK = {"PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 # pip reads PIP_NO_BUILD_ISOLATION=false as --no-build-isolation: it builds with the installed packages, and
 # downloads none.
-_AS_IT_STANDS = {"PIP_NO_BUILD_ISOLATION": "false", "PIP_NO_DEPS": "1"}
+_INSTALLED_PACKAGES_ONLY = {"PIP_NO_BUILD_ISOLATION": "false", "PIP_NO_DEPS": "1"}
 
 
 _ACTIVATION_S = 120.0
@@ -135,12 +135,12 @@ async def run_suite(
     hidden `files` are written again, and paths for which `is_intruder` returns True are removed. Raises
     GraderError, SandboxError.
     """
-    checks = _suite_of(task)
+    checks = _suite_checks(task)
     installs = bool(checks.install.strip()) and needs_install(checks, patch)
     directories: tuple[str, ...] = ()
     before: StartupFiles = {}
     if installs:
-        directories = directories_of((await run_command(sandbox, checks, ASK_DIRECTORIES)).log)
+        directories = directories_of((await run_command(sandbox, checks, PRINT_DIRECTORIES)).log)
         before = await list_startup_files(sandbox, directories)
     if installed := await install_suite(sandbox, checks, patch, files, is_intruder):
         return failed_result(f"the installation did not end in {checks.timeout_s:g} s", installed.log)
@@ -182,7 +182,7 @@ async def install_suite(
     installed = await _install(sandbox, checks)
     if installed.timed_out:
         return installed
-    await lay_hidden(sandbox, files, before, is_intruder)
+    await rewrite_hidden(sandbox, files, before, is_intruder)
     return None
 
 
@@ -194,7 +194,7 @@ async def _contents(sandbox: Sandbox, files: Sequence[str]) -> list[bytes]:
     ]
 
 
-def _suite_of(task: Task) -> SuiteChecks:
+def _suite_checks(task: Task) -> SuiteChecks:
     if not isinstance(task.checks, SuiteChecks):
         raise GraderError(
             f"task {task.instance_id}: internal error: expected checks of kind suite, got "
@@ -208,7 +208,7 @@ async def _install(sandbox: Sandbox, checks: SuiteChecks) -> SuiteRun:
     first = await run_command(sandbox, checks, checks.install, env=_WITHOUT_NETWORK)
     if first.timed_out or first.exit_code == 0:
         return first
-    return await run_command(sandbox, checks, checks.install, env=_WITHOUT_NETWORK | _AS_IT_STANDS)
+    return await run_command(sandbox, checks, checks.install, env=_WITHOUT_NETWORK | _INSTALLED_PACKAGES_ONLY)
 
 
 async def activated_environment(sandbox: Sandbox, checks: SuiteChecks) -> dict[str, str]:
@@ -221,14 +221,14 @@ async def activated_environment(sandbox: Sandbox, checks: SuiteChecks) -> dict[s
     environments: list[dict[str, str]] = []
     for commands in ("", checks.activate):
         script = f"exec 3>&1 >/dev/null\n{commands}\nenv -0 >&3"
-        done = await sandbox.run(["bash", "-c", script], timeout_s=_ACTIVATION_S, cwd=sandbox.workdir)
-        if done.exit_code != 0:
-            how = "did not end" if done.timed_out else f"failed with exit code {done.exit_code}"
+        completed = await sandbox.run(["bash", "-c", script], timeout_s=_ACTIVATION_S, cwd=sandbox.workdir)
+        if completed.exit_code != 0:
+            ending = "did not end" if completed.timed_out else f"failed with exit code {completed.exit_code}"
             raise SandboxError(
-                f"the commands that activate the task's environment {how}: {output_tail(done)[-500:]}; "
+                f"the commands that activate the task's environment {ending}: {output_tail(completed)[-500:]}; "
                 "correct checks.activate of the task"
             )
-        pairs = (line.partition("=") for line in done.stdout.decode(errors="surrogateescape").split("\0"))
+        pairs = (line.partition("=") for line in completed.stdout.decode(errors="surrogateescape").split("\0"))
         environments.append({name: value for name, _, value in pairs if name not in _SHELL_VARIABLES})
     before, after = environments
     return {name: value for name, value in after.items() if before.get(name) != value}
@@ -248,13 +248,15 @@ async def run_command(
     """
     script = f"exec 2>&1\n{checks.activate}\n{command}\n"
     if watch is not None:
-        script = f"{APART}{checks.activate}\n{watch.exports(sandbox)}{command}\n"
+        script = f"{SEPARATE_OUTPUT}{checks.activate}\n{watch.exports(sandbox)}{command}\n"
         env = {**(env or {}), **watch.env(sandbox)}
-    done = await sandbox.run(["bash", "-c", script], timeout_s=checks.timeout_s, cwd=sandbox.workdir, env=env)
-    check_not_killed(done)
-    output = done.stdout if watch else done.stdout + done.stderr
+    completed = await sandbox.run(["bash", "-c", script], timeout_s=checks.timeout_s, cwd=sandbox.workdir, env=env)
+    check_not_killed(completed)
+    output = completed.stdout if watch else completed.stdout + completed.stderr
     log = output.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-    return SuiteRun(log, done.exit_code, done.timed_out, done.truncated, done if watch else None)
+    return SuiteRun(
+        log, completed.exit_code, completed.timed_out, completed.truncated, completed if watch else None
+    )
 
 
 def needs_install(checks: SuiteChecks, patch: bytes) -> bool:
@@ -274,7 +276,7 @@ def judge_suite(
     `allowed` is how often test ids may fail in addition to passing, as counted with the gold patch: a name may
     stand for several tests, which is no forgery. Raises GraderError when there is no such parser.
     """
-    checks = _suite_of(task)
+    checks = _suite_checks(task)
     ids = (*checks.fail_to_pass, *checks.pass_to_pass)
     instance = f"{task.instance_id} {task.meta.get('version', '')}"
     token = canaries.token if canaries else ""
@@ -285,12 +287,14 @@ def judge_suite(
     logged = {id: find_test(id, parsed.tests) for id in ids}
     tests: dict[str, TestOutcome] = {id: _outcome(test) for id, test in logged.items()}
     verdict = Verdict(reward=0.0, reason="", tests=tests, log=log_tail(run.log))
-    cut = "the output was cut, because it exceeds the sandbox's limit; " if run.truncated else ""
-    if reason := cut + _unsolved_reason(checks, parsed, logged, tests):
+    cut_note = "the output was cut, because it exceeds the sandbox's limit; " if run.truncated else ""
+    if reason := cut_note + _unsolved_reason(checks, parsed, logged, tests):
         return CheckResult(replace(verdict, reason=reason.removesuffix("; ")))
-    glued = Counter(match[1] for match in _GLUED.finditer(run.log))
+    mid_line = Counter(match[1] for match in _MID_LINE_FAILURE.finditer(run.log))
     failed = {
-        id: sum(test.counts.get(status, 0) for status in _FAILS) + glued[id] for id, test in logged.items() if test
+        id: sum(test.counts.get(status, 0) for status in _FAILS) + mid_line[id]
+        for id, test in logged.items()
+        if test
     }
     counts = {id: count for id, count in failed.items() if count}
     conflicts = {id: count for id, count in counts.items() if count > (allowed or {}).get(id, 0)}
@@ -302,20 +306,20 @@ def judge_suite(
     # of a rule and the problem that it found. Add further checks here.
     problems = (
         ("conflict", conflict_text if conflicts else ""),
-        ("unloaded", _unloaded(run.log, [id for id in ids if logged[id]])),
+        ("unloaded", _unloaded_module_problem(run.log, [id for id in ids if logged[id]])),
         ("canary", canary_problem(canaries, results) if canaries else ""),
-        ("exit-code", _disagreement(run, parsed, canaries)),
+        ("exit-code", _exit_code_problem(run, parsed, canaries)),
     )
     for rule, problem in problems:
         if problem:
             # If only failures are logged, a suite that could not start looks like one without failures.
-            honest = checks.only_failures_count and problem == NONE_SEEN
+            honest = checks.only_failures_count and problem == CANARIES_NOT_RUN
             evidence = (Evidence(rule=rule, text=problem[:500]),)
             integrity = Integrity() if honest else Integrity("suspicious", problem, evidence)
             tests.update(dict.fromkeys(conflicts, "failed"))
             return CheckResult(replace(verdict, reason=problem, tests=tests, integrity=integrity), counts)
-    without = " (without canaries: the gold patch fails with them)"
-    note = without if checks.parser in PARSERS and not canaries else ""
+    canary_note = " (without canaries: the gold patch fails with them)"
+    note = canary_note if checks.parser in PARSERS and not canaries else ""
     return CheckResult(replace(verdict, reward=1.0, reason=f"all {len(ids)} tests pass{note}"), counts)
 
 
@@ -326,8 +330,8 @@ def find_test(id: str, logged: Mapping[str, LoggedTest]) -> LoggedTest | None:
     """
     if id in logged or not is_cut(id):
         return logged.get(id)
-    same = [test for name, test in logged.items() if name.startswith(id)]
-    return same[0] if len({test.last in _SOLVES for test in same}) == 1 else None
+    matches = [test for name, test in logged.items() if name.startswith(id)]
+    return matches[0] if len({test.last in _SOLVES for test in matches}) == 1 else None
 
 
 def _unsolved_reason(
@@ -343,7 +347,7 @@ def _unsolved_reason(
     return outcome_reason(checks, not_fixed, _not_in(_KEEPS, checks.pass_to_pass, logged), tests)
 
 
-def _unloaded(log: str, ids: Collection[str]) -> str:
+def _unloaded_module_problem(log: str, ids: Collection[str]) -> str:
     """Return a problem if tests passed, by the output, in a module that unittest could not import;
     otherwise "".
     """
@@ -355,7 +359,7 @@ def _unloaded(log: str, ids: Collection[str]) -> str:
     return ""
 
 
-def _disagreement(run: SuiteRun, parsed: ParsedLog, canaries: Canaries | None) -> str:
+def _exit_code_problem(run: SuiteRun, parsed: ParsedLog, canaries: Canaries | None) -> str:
     if canaries is not None and run.exit_code != FAILED_CODE:
         return f"the tests ended with exit code {run.exit_code}, expected {FAILED_CODE} because canaries fail"
     if canaries is None and run.exit_code != 0 and parsed.any_test and not parsed.failures:

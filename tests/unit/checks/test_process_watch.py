@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from understudy.checks.runtime_events import APART, WATCH_MOUNT, read_processes
+from understudy.checks.runtime_events import SEPARATE_OUTPUT, WATCH_MOUNT, read_processes
 from understudy.sandbox.base import Completed
 
-START = f'{APART}export UNDERSTUDY_WATCH_PIPE="$(readlink /proc/self/fd/8)"\nexec "$@"\n'
+START = f'{SEPARATE_OUTPUT}export UNDERSTUDY_WATCH_PIPE="$(readlink /proc/self/fd/8)"\nexec "$@"\n'
 
 
 def run_watched(

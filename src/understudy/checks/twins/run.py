@@ -183,13 +183,13 @@ async def run_version(
     report = posixpath.join(sandbox.home, f".report-{secrets.token_hex(16)}.jsonl")
     paths = [posixpath.join(sandbox.workdir, name) for name in deciding_files(checks)]
     driver, plugin = sandbox.locate(DRIVER_MOUNT.target), sandbox.locate(PLUGIN_MOUNT.target)
-    done = await sandbox.run(
+    completed = await sandbox.run(
         ["python", "-P", "-s", driver, plugin, report, sandbox.workdir, *paths],
         timeout_s=timeout_s,
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=sandbox.workdir,
     )
-    check_not_killed(done)
+    check_not_killed(completed)
     raw = await read_result_file(sandbox, report, REPORT_BYTES) or b""
     outcomes, seen, stopped = await asyncio.to_thread(
         lambda: (parse_outcomes(raw)[0], load(raw), load_stopped(raw))
@@ -199,9 +199,9 @@ async def run_version(
         version.sites,
         outcomes,
         seen,
-        done.exit_code,
-        done.timed_out,
-        output_tail(done),
+        completed.exit_code,
+        completed.timed_out,
+        output_tail(completed),
         emptied=version.emptied,
         stopped=by_own_names(stopped, version.names),
     )

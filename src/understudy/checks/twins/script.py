@@ -125,8 +125,8 @@ def _copied(hidden: Path) -> Generator[Path]:
 async def run_script_version(sandbox: Sandbox, checks: ScriptChecks, version: WrittenVersion) -> VersionRun:
     """Run the script in a sandbox in which a version (see `placed_version`) is mounted. Raises SandboxError."""
     await sandbox.run(["mkdir", "-p", REWARDS], timeout_s=30)
-    done = await sandbox.run(checks.command, timeout_s=checks.timeout_s, cwd=sandbox.workdir)
-    check_not_killed(done)
+    completed = await sandbox.run(checks.command, timeout_s=checks.timeout_s, cwd=sandbox.workdir)
+    check_not_killed(completed)
     raw = await read_result_file(sandbox, _REPORT, REPORT_BYTES) or b""
     outcomes, seen, stopped = await asyncio.to_thread(
         lambda: (outcomes_of(raw, {}, version.names), load(raw), load_stopped(raw))
@@ -135,9 +135,9 @@ async def run_script_version(sandbox: Sandbox, checks: ScriptChecks, version: Wr
         version.sites,
         outcomes,
         by_own_names(seen, version.names),
-        done.exit_code,
-        done.timed_out,
-        output_tail(done),
+        completed.exit_code,
+        completed.timed_out,
+        output_tail(completed),
         emptied=version.emptied,
         stopped=by_own_names(stopped, version.names),
     )

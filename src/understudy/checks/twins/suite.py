@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from understudy.checks.base import log_tail, read_result_file, report_lines
-from understudy.checks.seal import HiddenFiles, changed_files, lay_hidden, list_tree, read_hidden
+from understudy.checks.seal import HiddenFiles, changed_files, list_tree, read_hidden, rewrite_hidden
 from understudy.checks.suite import install_suite, run_command
 from understudy.checks.twins.judge import load
 from understudy.checks.twins.neutral_names import by_own_names, original_node
@@ -86,7 +86,7 @@ async def run_suite_version(
     files = dict(await read_hidden(sandbox, task))
     for name, text in version.files.items():
         files[name] = (await asyncio.to_thread(self_reporting, text, name, driver, report)).encode()
-    await lay_hidden(sandbox, files, await list_tree(sandbox), is_intruder)
+    await rewrite_hidden(sandbox, files, await list_tree(sandbox), is_intruder)
     run = await install_suite(sandbox, checks, patch, files, is_intruder)
     compared: HiddenFiles = files if sealed else {}
     if run is None:
