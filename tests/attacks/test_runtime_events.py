@@ -290,7 +290,7 @@ USES_THE_HOOKS_CODE = (
 import gc, types
 functions = (each for each in gc.get_objects() if type(each) is types.FunctionType)
 watch = next(each for each in functions if each.__module__ == "process_watch" and each.__name__ == "watch")
-inner = next(each for each in watch.__code__.co_consts if getattr(each, "co_name", "") == "look_at_code")
+inner = next(each for each in watch.__code__.co_consts if getattr(each, "co_name", "") == "check_code")
 def copy():
     cells = tuple(types.CellType(None) for _ in inner.co_freevars)
     types.FunctionType(inner, {}, closure=cells)

@@ -139,7 +139,7 @@ def _watch(
     caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     program = vars(process_watch)
     owners: Any = vars(code_owners)["CodeOwners"](runner_paths, runner[1], libraries)
-    program["watch"](token, os.dup(2), root, tests, owners, beside=hidden, report=report, caller_frame=caller)
+    program["watch"](token, os.dup(2), root, tests, owners, other_files=hidden, report=report, caller_frame=caller)
 
 
 def main(

@@ -436,7 +436,7 @@ async def validate(
         async def run_patch(patch: GatedPatch, version: WrittenVersion) -> list[VersionRun]:
             with suppress(PatchFault):
                 version_run = await _run_version(limited, patch, version, sandboxes, environment)
-                return [version_run] if version_run is not None and any(version_run.seen.values()) else []
+                return [version_run] if version_run is not None and any(version_run.observations.values()) else []
             return []
 
         async def run_outlines(version: WrittenVersion) -> list[VersionRun]:

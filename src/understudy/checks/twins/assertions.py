@@ -54,16 +54,16 @@ FUNCTIONS: Mapping[str, str] = {
 }
 """Functions of nose and numpy, where the file does not define its own."""
 
-ASSERTING = ("assert", "check", "ensure", "expect", "verify")
+ASSERTION_PREFIXES = ("assert", "check", "ensure", "expect", "verify")
 """How the names of functions from elsewhere begin that assert something of their own."""
-_MATCHING = frozenset(
+_MATCHING_METHODS = frozenset(
     {"match", "fnmatch_lines", "fnmatch_lines_random", "re_match_lines", "re_match_lines_random"}
 )
 """Methods of pytest's objects that fail a test where nothing matches, so that their results are not used."""
 
 RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"})
 WARNS = frozenset({"warns", "assertWarns", "assertWarnsRegex"})
-CALLED = {
+MOCK_ASSERTIONS = {
     "assert_called_once": "once",
     "assert_not_called": "never",
     "assert_called_once_with": "only",
@@ -91,7 +91,9 @@ def is_evaluable(value: ast.expr) -> bool:
 def asserts_itself(call: ast.Call) -> bool:
     """Return whether a call whose result is not used asserts something that is not known here."""
     name = name_of(call)
-    return name.lower().startswith(ASSERTING) or (isinstance(call.func, ast.Attribute) and name in _MATCHING)
+    return name.lower().startswith(ASSERTION_PREFIXES) or (
+        isinstance(call.func, ast.Attribute) and name in _MATCHING_METHODS
+    )
 
 
 def expects_exception(expression: ast.expr) -> bool:
@@ -117,7 +119,7 @@ def class_names(kinds: ast.expr | None) -> tuple[str, ...]:
             return (name,)
         case ast.Tuple(elts=elements):
             names = [class_names(element) for element in elements]
-            return tuple(name for each in names for name in each) if all(names) else ()
+            return tuple(name for nested in names for name in nested) if all(names) else ()
         case _:
             return ()
 
@@ -129,13 +131,13 @@ def approximation(value: ast.expr) -> ast.Call | None:
 
 def tolerances_of(call: ast.Call) -> str:
     """Return the tolerances that a call names, as the source of a dict."""
-    named = {keyword.arg or "": keyword.value for keyword in call.keywords}
+    tolerances = {keyword.arg or "": keyword.value for keyword in call.keywords}
     positional = ("rel", "abs") if name_of(call) == "approx" else ("", "")
     start = 1 if name_of(call) == "approx" else 2
-    named |= {name: value for name, value in zip(positional, call.args[start:], strict=False) if name}
+    tolerances |= {name: value for name, value in zip(positional, call.args[start:], strict=False) if name}
     if name_of(call).startswith("assertAlmost") and len(call.args) > 2:
-        named["places"] = call.args[2]
-    return repr({name: ast.literal_eval(value) for name, value in named.items() if is_evaluable(value)})
+        tolerances["places"] = call.args[2]
+    return repr({name: ast.literal_eval(value) for name, value in tolerances.items() if is_evaluable(value)})
 
 
 def fails(statement: ast.stmt) -> bool:

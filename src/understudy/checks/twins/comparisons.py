@@ -12,36 +12,38 @@ from typing import Any, cast
 
 from understudy.checks.twins.assertions import COMPARISONS
 
-_FIRST = 10_000  # the numbers of a file's assertions are below this one
-_MOST = 10_000
-NUMBERS = _FIRST + _MOST
-"""How many numbers the assertions and comparisons of one file have."""
-_OBSERVED = frozenset({"==", "!=", "in", "not in"})
+_MOST_ASSERTIONS = 10_000  # the numbers of a file's assertions are below this one
+_MOST_COMPARISONS = 10_000
+FIRST_OPERAND = _MOST_ASSERTIONS + _MOST_COMPARISONS
+"""The first number of operands: those before it are of the assertions and comparisons of a file."""
+_OBSERVED_OPERATORS = frozenset({"==", "!=", "in", "not in"})
 
 
 def number_comparisons(tree: ast.Module) -> None:
     """Number all comparisons of a file, before anything is rewritten: versions of it must agree in the numbers."""
     comparisons = (node for node in ast.walk(tree) if isinstance(node, ast.Compare) and len(node.ops) == 1)
-    for number, node in enumerate(node for node in comparisons if COMPARISONS[type(node.ops[0])] in _OBSERVED):
+    for number, node in enumerate(
+        node for node in comparisons if COMPARISONS[type(node.ops[0])] in _OBSERVED_OPERATORS
+    ):
         cast("Any", node).number = number
 
 
 def observe_comparisons(tree: ast.Module, first: int) -> dict[int, str]:
     """Replace the numbered comparisons that are left by calls of `_result_`; return their operators by number."""
-    observer = _Observer(first + _FIRST)
+    observer = _ComparisonObserver(first + _MOST_ASSERTIONS)
     observer.visit(tree)
     return observer.operators
 
 
-class _Observer(ast.NodeTransformer):
+class _ComparisonObserver(ast.NodeTransformer):
     def __init__(self, first: int) -> None:
         self.operators: dict[int, str] = {}
         self._first = first
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
-        number = getattr(node, "number", _MOST)
-        if number >= _MOST:
+        number = getattr(node, "number", _MOST_COMPARISONS)
+        if number >= _MOST_COMPARISONS:
             return node
         operator = self.operators[self._first + number] = COMPARISONS[type(node.ops[0])]
         arguments = [ast.Constant(self._first + number), ast.Constant(operator), node.left, node.comparators[0]]

@@ -39,11 +39,11 @@ def near_comparison(operator: str, left: ast.expr, right: ast.expr) -> NearValue
         return _within(left, tolerance)
     match left, right:
         case (
-            ast.Call(args=[ast.BinOp(left=one, op=ast.Sub(), right=other)]),
+            ast.Call(args=[ast.BinOp(left=first, op=ast.Sub(), right=second)]),
             ast.BinOp(left=factor, op=ast.Mult(), right=scale),
         ) if _is_magnitude(left):
             factor, scale = (factor, scale) if _number(factor) is not None else (scale, factor)
-            return _relative(one, other, scale, _number(factor))
+            return _relative(first, second, scale, _number(factor))
         case _:
             return None
 
@@ -52,9 +52,9 @@ def near_range(low: ast.expr, middle: ast.expr, high: ast.expr) -> NearValues | 
     """Return the values of `low < first - second < high`; None if this is another relation."""
     lower, upper = _number(low), _number(high)
     match middle:
-        case ast.BinOp(left=one, op=ast.Sub(), right=other) if lower is not None and upper is not None:
+        case ast.BinOp(left=first, op=ast.Sub(), right=second) if lower is not None and upper is not None:
             # Of unequal bounds the wider one counts, so that nothing that passes the test is too far away.
-            return NearValues(one, other, repr({"abs": max(-lower, upper)})) if lower < 0 < upper else None
+            return NearValues(first, second, repr({"abs": max(-lower, upper)})) if lower < 0 < upper else None
         case _:
             return None
 
@@ -63,42 +63,44 @@ def _within(measure: ast.expr, tolerance: float) -> NearValues | None:
     """Return the values whose distance a `measure` computes, which must be below a tolerance."""
     match measure:
         case ast.BinOp(
-            left=ast.BinOp(left=one, op=ast.Sub(), right=other), op=ast.Pow(), right=ast.Constant(value=2)
+            left=ast.BinOp(left=first, op=ast.Sub(), right=second), op=ast.Pow(), right=ast.Constant(value=2)
         ):
-            return NearValues(one, other, repr({"abs": math.sqrt(tolerance)}))
+            return NearValues(first, second, repr({"abs": math.sqrt(tolerance)}))
         case ast.BinOp(
-            left=ast.Call(args=[ast.BinOp(left=one, op=ast.Sub(), right=other)]) as inner, op=ast.Div()
+            left=ast.Call(args=[ast.BinOp(left=first, op=ast.Sub(), right=second)]) as inner, op=ast.Div()
         ):
-            return _relative(one, other, measure.right, tolerance) if _is_magnitude(inner) else None
-        case ast.Call(args=[ast.BinOp(left=one, op=ast.Sub(), right=other)]) if _is_magnitude(measure):
-            return NearValues(one, other, repr({"abs": tolerance}))
+            return _relative(first, second, measure.right, tolerance) if _is_magnitude(inner) else None
+        case ast.Call(args=[ast.BinOp(left=first, op=ast.Sub(), right=second)]) if _is_magnitude(measure):
+            return NearValues(first, second, repr({"abs": tolerance}))
         case ast.Call(
-            args=[ast.BinOp(left=ast.BinOp(left=one, op=ast.Sub(), right=other), op=ast.Div(), right=scale)]
+            args=[ast.BinOp(left=ast.BinOp(left=first, op=ast.Sub(), right=second), op=ast.Div(), right=scale)]
         ) if _is_magnitude(measure):
-            return _relative(one, other, scale, tolerance)
+            return _relative(first, second, scale, tolerance)
         case _:
             return None
 
 
-def _relative(one: ast.expr, other: ast.expr, scale: ast.expr, tolerance: float | None) -> NearValues | None:
+def _relative(first: ast.expr, second: ast.expr, scale: ast.expr, tolerance: float | None) -> NearValues | None:
     """Return a difference that is compared with a multiple of `scale`, which is a number or one of both values."""
     if tolerance is None:
         return None
     if (factor := _number(scale)) is not None:
-        return NearValues(one, other, repr({"abs": tolerance * abs(factor)}))
+        return NearValues(first, second, repr({"abs": tolerance * abs(factor)}))
     inner = scale.args[0] if isinstance(scale, ast.Call) and _is_magnitude(scale) else scale
-    if unparse(inner) in (unparse(one), unparse(other)) and tolerance < _LARGEST_RELATIVE:
-        return NearValues(one, other, repr({"rel": tolerance / (1 - tolerance)}))
+    if unparse(inner) in (unparse(first), unparse(second)) and tolerance < _LARGEST_RELATIVE:
+        return NearValues(first, second, repr({"rel": tolerance / (1 - tolerance)}))
     return None
 
 
 def _rounded(measure: ast.expr, zero: ast.expr) -> NearValues | None:
     match measure:
         case ast.Call(
-            func=ast.Name(id="round"), args=[ast.BinOp(left=one, op=ast.Sub(), right=other), *digits], keywords=[]
+            func=ast.Name(id="round"),
+            args=[ast.BinOp(left=first, op=ast.Sub(), right=second), *digits],
+            keywords=[],
         ) if _number(zero) == 0 and len(digits) <= 1:
             places = _number(digits[0]) if digits else 0
-            return None if places is None else NearValues(one, other, repr({"places": int(places)}))
+            return None if places is None else NearValues(first, second, repr({"places": int(places)}))
         case _:
             return None
 

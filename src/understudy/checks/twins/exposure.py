@@ -42,9 +42,9 @@ _CANCELLING = (ast.Sub, ast.Mod, ast.BitXor)
 _MEASURES = frozenset(
     {"abs", "fabs", "float", "int", "len", "max", "min", "pow", "round", "set", "sqrt", "str", "sum"}
 )
-_SHORTEST = 4  # the shortest text, in characters, that counts as copied if another text contains it
+_LEAST_COPIED = 4  # the shortest text, in characters, that counts as copied if another text contains it
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
-_SMALL = 10  # numbers up to this one are so common that they occur everywhere
+_MOST_COMMON_NUMBER = 10  # numbers up to this one are so common that they occur everywhere
 _MOST_DATA = 4 << 20
 
 
@@ -58,34 +58,34 @@ class Exposure:
         """`copies` is what `cut_unused` returned for the tree."""
         self._copies = copies
         self._tables = parameter_sources(tree)
-        self._outside = bindings_of(outside_functions(tree), self._tables)
-        self._inside: dict[int, Mapping[str, list[ast.expr | None]]] = {}
+        self._module_bindings = bindings_of(outside_functions(tree), self._tables)
+        self._local_bindings: dict[int, Mapping[str, list[ast.expr | None]]] = {}
 
     def holds_value(self, names: Iterable[str], scope: ast.AST | None) -> bool:
         """Return whether a name, read in the function `scope`, is bound to a value with a constant or one that
         reads files.
         """
-        inside: Mapping[str, list[ast.expr | None]] = {}
+        local_bindings: Mapping[str, list[ast.expr | None]] = {}
         if scope is not None:
-            if id(scope) not in self._inside:
-                self._inside[id(scope)] = bindings_of(ast.walk(scope), self._tables)
-            inside = self._inside[id(scope)]
-        left, seen = list(names), set[str]()
-        while left:
-            name = left.pop()
-            if name in seen:
+            if id(scope) not in self._local_bindings:
+                self._local_bindings[id(scope)] = bindings_of(ast.walk(scope), self._tables)
+            local_bindings = self._local_bindings[id(scope)]
+        pending, visited = list(names), set[str]()
+        while pending:
+            name = pending.pop()
+            if name in visited:
                 continue
-            seen.add(name)
-            for value in inside.get(name) or self._outside.get(name) or ():
+            visited.add(name)
+            for value in local_bindings.get(name) or self._module_bindings.get(name) or ():
                 if value is None:
                     continue
                 if reads_files(value) or any(_is_value(node) for node in ast.walk(value)):
                     return True
                 for node in ast.walk(value):
                     if isinstance(node, ast.Name):
-                        left.append(node.id)
+                        pending.append(node.id)
                     elif id(node) in self._copies:
-                        left.append(self._copies[id(node)])
+                        pending.append(self._copies[id(node)])
         return False
 
 
@@ -107,46 +107,48 @@ class Comparisons:
     def __init__(self, tree: ast.Module) -> None:
         self._names: set[str] = set()
         while True:
-            decidable = {name for name, value in _results(tree) if name not in self._names and self.decide(value)}
-            if not decidable:
+            new_names = {
+                name for name, value in _results(tree) if name not in self._names and self.contains_result(value)
+            }
+            if not new_names:
                 return
-            self._names |= decidable
+            self._names |= new_names
 
-    def decide(self, value: ast.expr) -> bool:
+    def contains_result(self, value: ast.expr) -> bool:
         """Return whether a value contains results of comparisons, rather than the compared values."""
         match value:
             case ast.Compare(ops=ops):
                 return not all(isinstance(op, ast.Is | ast.IsNot) for op in ops)
             case ast.BoolOp(values=values) | ast.List(elts=values) | ast.Tuple(elts=values) | ast.Set(elts=values):
-                return any(map(self.decide, values))
+                return any(map(self.contains_result, values))
             case ast.Dict(values=values):
-                return any(map(self.decide, values))
+                return any(map(self.contains_result, values))
             case ast.UnaryOp(operand=operand) | ast.Starred(value=operand) | ast.NamedExpr(value=operand):
-                return self.decide(operand)
+                return self.contains_result(operand)
             case ast.BinOp(left=left, right=right):
-                return self.decide(left) or self.decide(right)
+                return self.contains_result(left) or self.contains_result(right)
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                return self.decide(test) or self.decide(body) or self.decide(orelse)
+                return self.contains_result(test) or self.contains_result(body) or self.contains_result(orelse)
             case ast.GeneratorExp(elt=element) | ast.ListComp(elt=element) | ast.SetComp(elt=element):
-                return self.decide(element)
+                return self.contains_result(element)
             case ast.DictComp(value=element):
-                return self.decide(element)
+                return self.contains_result(element)
             case ast.Call(args=arguments) as call:
                 name = name_of(call)
                 if name in self._names and not isinstance(call.func, ast.Attribute):
                     return True
                 filters = name in ("len", "any", "all", "sum", "bool") and any(
-                    isinstance(node, ast.comprehension) and any(map(self.decide, node.ifs))
+                    isinstance(node, ast.comprehension) and any(map(self.contains_result, node.ifs))
                     for argument in arguments
                     for node in ast.walk(argument)
                 )
-                return name in _BOOLEAN and (filters or any(map(self.decide, arguments)))
+                return name in _BOOLEAN and (filters or any(map(self.contains_result, arguments)))
             case ast.Name(id=name) | ast.Attribute(attr=name):
                 return name in self._names
             case ast.Subscript(value=inner):
-                return self.decide(inner)
+                return self.contains_result(inner)
             case ast.Lambda(body=body):
-                return self.decide(body)
+                return self.contains_result(body)
             case _:
                 return False
 
@@ -168,9 +170,9 @@ class Subjects:
     """Which functions are called to make the values that a test file's assertions check."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self._bound: dict[int, Mapping[str, list[ast.expr | None]]] = {}
+        self._bindings_by_scope: dict[int, Mapping[str, list[ast.expr | None]]] = {}
         self._tree = tree
-        self._cancelling = {
+        self._cancelling_functions = {
             function.name
             for function in ast.walk(tree)
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -182,45 +184,51 @@ class Subjects:
 
     def cancels(self, value: ast.expr, scope: ast.AST | None) -> bool:
         """Return whether arithmetic that an operand can make nothing yields a value, such as `a - b`."""
-        left, seen = [value], set[str]()
-        while left:
-            match left.pop():
-                case ast.BinOp(op=op, left=one, right=other):
+        pending, visited = [value], set[str]()
+        while pending:
+            match pending.pop():
+                case ast.BinOp(op=op, left=first, right=second):
                     if isinstance(op, _CANCELLING):
                         return True
-                    left += [one, other]
+                    pending += [first, second]
                 case ast.UnaryOp(operand=inner) | ast.Call(func=ast.Attribute(value=ast.BinOp() as inner)):
-                    left.append(inner)
+                    pending.append(inner)
                 case ast.Call(args=arguments) as call:
-                    if name_of(call) in self._cancelling:
+                    if name_of(call) in self._cancelling_functions:
                         return True
-                    left += arguments if name_of(call) in _MEASURES else []
-                case ast.Name(id=name) if name not in seen:
-                    seen.add(name)
-                    left += [each for each in self._bindings(scope).get(name, ()) if each is not None]
+                    pending += arguments if name_of(call) in _MEASURES else []
+                case ast.Name(id=name) if name not in visited:
+                    visited.add(name)
+                    pending += [
+                        bound_value
+                        for bound_value in self._bindings(scope).get(name, ())
+                        if bound_value is not None
+                    ]
                 case _:
                     pass
         return False
 
     def _bindings(self, scope: ast.AST | None) -> Mapping[str, list[ast.expr | None]]:
         scope = scope or self._tree
-        if id(scope) not in self._bound:
-            self._bound[id(scope)] = bindings_of(ast.walk(scope), {})
-        return self._bound[id(scope)]
+        if id(scope) not in self._bindings_by_scope:
+            self._bindings_by_scope[id(scope)] = bindings_of(ast.walk(scope), {})
+        return self._bindings_by_scope[id(scope)]
 
     def find(self, value: ast.expr, scope: ast.AST | None) -> str:
         """Return the sorted names of the functions called for a value in the function `scope`; "" if there are
         none.
         """
-        bound = self._bindings(scope)
-        calls, left, seen = set[str](), [value], set[str]()
-        while left:
-            for node in ast.walk(left.pop()):
+        bindings = self._bindings(scope)
+        calls, pending, visited = set[str](), [value], set[str]()
+        while pending:
+            for node in ast.walk(pending.pop()):
                 if isinstance(node, ast.Call) and (name := name_of(node)) not in _BOOLEAN:
                     calls.add(name)
-                elif isinstance(node, ast.Name) and node.id not in seen:
-                    seen.add(node.id)
-                    left += [each for each in bound.get(node.id, ()) if each is not None]
+                elif isinstance(node, ast.Name) and node.id not in visited:
+                    visited.add(node.id)
+                    pending += [
+                        bound_value for bound_value in bindings.get(node.id, ()) if bound_value is not None
+                    ]
         return " ".join(sorted(calls))
 
 
@@ -290,43 +298,43 @@ class ReadableValues:
 
     def find(self, text: str) -> int:
         """Return where a text occurs first, as a whole constant if it does; -1 if nowhere."""
-        whole = self._text.find(f"\0{text}\0")
-        return whole if whole >= 0 else self._text.find(text)
+        as_constant = self._text.find(f"\0{text}\0")
+        return as_constant if as_constant >= 0 else self._text.find(text)
 
     def has_literal(self, encoded: Any) -> bool:
         """Return whether a container, as `twin_encoding.encode` writes it, occurs there as it is."""
         return json.dumps(encoded) in self._literals
 
-    def repeats(self, constant: Any) -> bool:
+    def occurs_twice(self, constant: Any) -> bool:
         """Return whether a constant of a version occurs there a second time, so that a changed one can be
         recognised.
         """
         if isinstance(constant, str):
-            return len(constant) >= _SHORTEST and self._text.count(constant) > 1
+            return len(constant) >= _LEAST_COPIED and self._text.count(constant) > 1
         if isinstance(constant, int | float) and not isinstance(constant, bool):
-            return abs(constant) > _SMALL and self._numbers[complex(constant)] > 1
+            return abs(constant) > _MOST_COMMON_NUMBER and self._numbers[complex(constant)] > 1
         return False
 
-    def unread(self, text: str) -> int:
+    def guessed_length(self, text: str) -> int:
         """Return how many characters of a text must be guessed; a seam between parts that occur somewhere counts
         as one.
         """
         if not text or text in self._text:
             return 0
-        at = guessed = 0
-        while at < len(text) and guessed < 64:
-            end = at + _SHORTEST
-            if end <= len(text) and text[at:end] in self._text:
-                step = _SHORTEST
-                while end + step <= len(text) and text[at : end + step] in self._text:
+        position = count = 0
+        while position < len(text) and count < 64:
+            end = position + _LEAST_COPIED
+            if end <= len(text) and text[position:end] in self._text:
+                step = _LEAST_COPIED
+                while end + step <= len(text) and text[position : end + step] in self._text:
                     end, step = end + step, step * 2
                 while step:
-                    if end + step <= len(text) and text[at : end + step] in self._text:
+                    if end + step <= len(text) and text[position : end + step] in self._text:
                         end += step
                     else:
                         step //= 2
-                at = end
+                position = end
             else:
-                at += 1
-            guessed += 1
-        return guessed
+                position += 1
+            count += 1
+        return count

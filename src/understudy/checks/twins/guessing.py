@@ -12,20 +12,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from understudy.checks.twins.clues import MOST_FRACTION, MOST_TEXT, Clues, plain_bits
-from understudy.checks.twins.judge import Observation, decode, holds, margin, satisfies
+from understudy.checks.twins.clues import MOST_FRACTION_BITS, MOST_TEXT_BITS, Clues, plain_bits
+from understudy.checks.twins.judge import Observation, holds, margin, satisfies
 from understudy.checks.twins.sites import TwinSite
+from understudy.checks.twins.twin_decoding import decode
 from understudy.checks.twins.twin_encoding import encode
 from understudy.util.python_syntax import parse_literal
 
-_WORTH_READING = 6.0  # values with fewer bits than this are not searched for in the rest of a version
-_READ = 2.0  # such a value counts as readable if fewer bits than this are left
-_FEWEST_COUNTED = 3  # that many numbers with equal differences are yielded by a counter
+_SEARCHED_BITS = 6.0  # values with fewer bits than this are not searched for in the rest of a version
+_READABLE_BITS = 2.0  # such a value counts as readable if fewer bits than this are left
+_LEAST_RUN = 3  # that many numbers with equal differences are yielded by a counter
 _MOST_CONTENT = 32.0
 _LONG_NEEDLE = 8  # minimum characters for searching an expected substring likewise
 _TEXT_OPERATORS = frozenset({"holds", "startswith", "endswith", "search", "match", "fullmatch"})
 _MOMENT = re.compile(r"(date|datetime|instant|timedelta) (-?[0-9]{1,18})")
-_UNIVERSAL: tuple[Any, ...] = (None, True, False, 0, 1, -1, math.inf, -math.inf, "", "a", b"", [], {})
+_COMMON_ANSWERS: tuple[Any, ...] = (None, True, False, 0, 1, -1, math.inf, -math.inf, "", "a", b"", [], {})
 """Common answers, one of which often satisfies all expectations of a function."""
 
 
@@ -42,8 +43,8 @@ def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], clue
     returned: dict[str, list[Any]] = {}
     outcomes: dict[str, set[str]] = {}
     relations: dict[str, list[TwinSite]] = {}
-    raising: dict[str, TwinSite] = {}
-    raised: list[list[str]] = []
+    exception_sites: dict[str, TwinSite] = {}
+    gold_exceptions: list[list[str]] = []
     for site, gold in observed:
         if site.changeable:
             changed += 1.0
@@ -52,41 +53,51 @@ def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], clue
         elif site.operation in ("truth", "isinstance"):
             outcomes.setdefault(f"{site.operation} {site.subject}", set()).add(str(site.want))
         elif site.operation == "approx":
-            values |= {f"{each[1]} {site.expected}": _near_bits(each[1], site.expected, clues) for each in gold}
+            values |= {
+                f"{observation[1]} {site.expected}": _near_bits(observation[1], site.expected, clues)
+                for observation in gold
+            }
         elif site.operation in ("equal", "same", "count", "calls"):
-            for each in gold:
-                text = json.dumps(each[1])
-                if each[1][0] in ("b", "n"):
+            for observation in gold:
+                text = json.dumps(observation[1])
+                if observation[1][0] in ("b", "n"):
                     outcomes.setdefault(f"value {site.subject}", set()).add(text)
                 else:
-                    returned.setdefault(site.subject, []).append(each[1])
+                    returned.setdefault(site.subject, []).append(observation[1])
         elif site.operation == "compare":
             relations.setdefault(site.subject, []).append(site)
         elif site.operation in ("raises", "warns"):  # any number of warnings may be emitted, but one exception
             if site.operation == "raises":
-                raising[site.expected] = site
-                raised += [each[1] for each in gold]
+                exception_sites[site.expected] = site
+                gold_exceptions += [observation[1] for observation in gold]
             values[f"match {site.operator}"] = _needle_bits(site.operator, clues)
-    for each in returned.values():
-        values |= _sequence_bits(each, clues)
-    both = sum(len(seen) > 1 for seen in outcomes.values())
-    one_suffices = any(all(satisfies(site, kinds) for site in raising.values()) for kinds in raised)
+    for encoded_values in returned.values():
+        values |= _sequence_bits(encoded_values, clues)
+    truth_bits = sum(len(results) > 1 for results in outcomes.values())
+    one_suffices = any(
+        all(satisfies(site, kinds) for site in exception_sites.values()) for kinds in gold_exceptions
+    )
     return (
         changed
         + sum(values.values())
-        + both
-        + (0.0 if one_suffices else float(len(raising)))
+        + truth_bits
+        + (0.0 if one_suffices else float(len(exception_sites)))
         + sum(_relation_bits(sites, clues) for sites in relations.values())
     )
 
 
-def is_read(site: TwinSite, gold: Sequence[Observation], clues: Clues) -> bool:
+def is_readable_elsewhere(site: TwinSite, gold: Sequence[Observation], clues: Clues) -> bool:
     """Return whether tested code can read elsewhere in a version what is withheld at a site."""
     if site.operation in ("equal", "same", "count", "approx", "calls"):
-        return any(value_bits(each[1]) >= _WORTH_READING and value_bits(each[1], clues) < _READ for each in gold)
+        return any(
+            value_bits(observation[1]) >= _SEARCHED_BITS and value_bits(observation[1], clues) < _READABLE_BITS
+            for observation in gold
+        )
     if site.operation == "compare" and site.operator in _TEXT_OPERATORS and site.want:
         needle = _literal(site.expected)
-        return isinstance(needle, str) and len(needle) >= _LONG_NEEDLE and not clues.readable.unread(needle)
+        return (
+            isinstance(needle, str) and len(needle) >= _LONG_NEEDLE and not clues.readable.guessed_length(needle)
+        )
     return False
 
 
@@ -101,9 +112,9 @@ def value_bits(encoded: Any, clues: Clues | None = None) -> float:
         case ["q", str(top), "0x1"]:
             return number_bits(int(top, 16))
         case ["q", *parts]:
-            return min(sum(number_bits(int(part, 16)) for part in parts), MOST_FRACTION)
+            return min(sum(number_bits(int(part, 16)) for part in parts), MOST_FRACTION_BITS)
         case ["c", *parts]:
-            return min(sum(number_bits(float.fromhex(part)) for part in parts), MOST_FRACTION)
+            return min(sum(number_bits(float.fromhex(part)) for part in parts), MOST_FRACTION_BITS)
         case ["s", str(text)]:
             return _text_bits(text, clues)
         case ["y", str(text)]:
@@ -128,14 +139,14 @@ def value_bits(encoded: Any, clues: Clues | None = None) -> float:
 def _text_bits(text: str, clues: Clues | None) -> float:
     if clues:
         return clues.text_bits(text)
-    return min(1.0 + len(text), MOST_TEXT) if text else 0.0
+    return min(1.0 + len(text), MOST_TEXT_BITS) if text else 0.0
 
 
 def _order_bits(encoded: Any, clues: Clues | None) -> float:
     """Return the bits of the order of a sequence of texts that can be read elsewhere."""
     match encoded:
-        case ["l" | "t", [*content]] if clues and all(each[0] == "s" for each in content):
-            return clues.order_bits([str(each[1]) for each in content])
+        case ["l" | "t", [*content]] if clues and all(item[0] == "s" for item in content):
+            return clues.order_bits([str(item[1]) for item in content])
         case _:
             return 0.0
 
@@ -156,9 +167,9 @@ def _sequence_bits(values: Sequence[Any], clues: Clues | None) -> dict[str, floa
     bits: dict[str, float] = {}
     begin = 0
     while begin < len(values):
-        text, count, step = json.dumps(values[begin]), *_counted(values, begin)
+        text, count, step = json.dumps(values[begin]), *_arithmetic_run(values, begin)
         bits[text] = value_bits(values[begin], clues)
-        if count >= _FEWEST_COUNTED and step:
+        if count >= _LEAST_RUN and step:
             text = f"{text} and on by {step}"
             bits[text] = value_bits(["i", hex(step)], clues)
             begin += count
@@ -167,34 +178,36 @@ def _sequence_bits(values: Sequence[Any], clues: Clues | None) -> dict[str, floa
     return bits
 
 
-def _counted(values: Sequence[Any], begin: int) -> tuple[int, int]:
+def _arithmetic_run(values: Sequence[Any], begin: int) -> tuple[int, int]:
     """Return how many values from `begin` on are whole numbers with equal differences, and that difference."""
-    numbers = (int(each[1], 16) for each in itertools.takewhile(_is_whole, itertools.islice(values, begin, None)))
+    numbers = (
+        int(encoded[1], 16) for encoded in itertools.takewhile(_is_integer, itertools.islice(values, begin, None))
+    )
     pairs = itertools.pairwise(numbers)
     step = next((after - before for before, after in pairs), 0)
     return 2 + sum(1 for _ in itertools.takewhile(lambda pair: pair[1] - pair[0] == step, pairs)), step
 
 
-def _is_whole(encoded: Any) -> bool:
+def _is_integer(encoded: Any) -> bool:
     return encoded[0] == "i"
 
 
 def _leaves(content: list[Any]) -> list[Any]:
     """Return the values in an encoded container that are not containers, at most the first thousand."""
     leaves: list[Any] = []
-    left = list(reversed(content))
-    while left and len(leaves) < 1000:
-        part = cast("list[Any]", left.pop())
+    pending = list(reversed(content))
+    while pending and len(leaves) < 1000:
+        part = cast("list[Any]", pending.pop())
         if not part:
             continue
         if isinstance(part[0], list):  # a key and value of a dict
-            left += reversed(part)
+            pending += reversed(part)
         elif part[0] in ("l", "t", "e", "d"):
-            left += reversed(cast("list[Any]", part[1]))
+            pending += reversed(cast("list[Any]", part[1]))
         elif part[0] in ("a", "o"):
-            left.append(part[1])
+            pending.append(part[1])
         elif part[0] == "k":
-            left += cast("dict[str, Any]", part[2]).values()
+            pending += cast("dict[str, Any]", part[2]).values()
         else:
             leaves.append(part)
     return leaves
@@ -208,10 +221,10 @@ def _near_bits(encoded: Any, tolerances: str, clues: Clues) -> float:
     for leaf in leaves:
         try:
             number = abs(decode(leaf))
-            wide = math.log2(1 + number / (2 * margin(number, within or {})))
+            tolerance_bits = math.log2(1 + number / (2 * margin(number, within or {})))
         except (ValueError, TypeError, AttributeError, OverflowError):
-            wide = math.inf
-        bits += min(value_bits(leaf, clues), wide)
+            tolerance_bits = math.inf
+        bits += min(value_bits(leaf, clues), tolerance_bits)
     return min(bits, _MOST_CONTENT)
 
 
@@ -220,11 +233,12 @@ def _relation_bits(sites: Sequence[TwinSite], clues: Clues) -> float:
     satisfy.
     """
     bits = {f"{site.operator} {site.expected} {site.want}": (site, _site_bits(site, clues)) for site in sites}
-    answers = [*((answer, 0.0) for answer in _UNIVERSAL)]
+    answers = [*((answer, 0.0) for answer in _COMMON_ANSWERS)]
     # an expected literal as the answer, which must be guessed itself
-    answers += [(_literal(site.expected), worth) for site, worth in bits.values()]
+    answers += [(_literal(site.expected), site_bits) for site, site_bits in bits.values()]
     return min(
-        cost + sum(worth for site, worth in bits.values() if not holds(site, [], [["value", encode(answer)]]))
+        cost
+        + sum(site_bits for site, site_bits in bits.values() if not holds(site, [], [["value", encode(answer)]]))
         for answer, cost in answers
     )
 
@@ -241,7 +255,7 @@ def _needle_bits(expected: str, clues: Clues) -> float:
     if not isinstance(needle, str | bytes):
         return 0.0
     text = needle if isinstance(needle, str) else needle.decode("latin-1")
-    return min(max(0.0, 1.5 * (clues.unread(text) - 3)), 8.0)
+    return min(max(0.0, 1.5 * (clues.guessed_length(text) - 3)), 8.0)
 
 
 def _literal(text: str) -> Any:

@@ -23,6 +23,14 @@ from msgspec import Struct
 
 from understudy.checks.base import report_lines
 from understudy.checks.twins.sites import TwinSite
+from understudy.checks.twins.twin_decoding import (
+    Foreign,
+    Structure,
+    decode,
+    equals_anything,
+    has_own_equality,
+    hashable,
+)
 from understudy.util.python_syntax import parse_literal
 
 Observation = list[Any]
@@ -40,7 +48,7 @@ _EXCEPTIONS = {
 }
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-12  # the tolerances of pytest.approx
 _ARRAY_RELATIVE = 1e-5  # the relative tolerance of arrays
-_MOST_PATTERN = 20_000  # characters of a text that a pattern is searched in
+_MOST_SEARCHED = 20_000  # characters of a text that a pattern is searched in
 
 
 def _method(name: str) -> Callable[[Any, Any], bool]:
@@ -48,10 +56,10 @@ def _method(name: str) -> Callable[[Any, Any], bool]:
 
 
 def _pattern(search: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
-    return lambda actual, expected: search(expected, actual[:_MOST_PATTERN]) is not None
+    return lambda actual, expected: search(expected, actual[:_MOST_SEARCHED]) is not None
 
 
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
     "!=": operator.ne,
     "<": operator.lt,
@@ -71,22 +79,6 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-class Foreign(Struct, frozen=True):
-    """A value of a type that is not builtin, by its text. It equals only another one with the same text."""
-
-    text: str
-
-
-class Structure(Struct, frozen=True):
-    """An object that is compared by its fields."""
-
-    name: str
-    fields: dict[str, Any]
-
-    def __hash__(self) -> int:
-        return hash((self.name, frozenset(self.fields)))
-
-
 class Raised(Struct, frozen=True):
     """The classes of exceptions that a task's tests expect, and those of each exception of the gold patch."""
 
@@ -98,8 +90,8 @@ class Raised(Struct, frozen=True):
 
         It would pass whichever of them a test expects.
         """
-        met = self.expected.intersection(kinds)
-        return len(met) > 1 and not any(met <= each for each in self.gold)
+        matched = self.expected.intersection(kinds)
+        return len(matched) > 1 and not any(matched <= classes for classes in self.gold)
 
 
 def raised_by_gold(observed: Iterable[tuple[TwinSite, Sequence[Observation]]]) -> Raised:
@@ -107,116 +99,32 @@ def raised_by_gold(observed: Iterable[tuple[TwinSite, Sequence[Observation]]]) -
     sites = [(site, gold) for site, gold in observed if site.operation == "raises"]
     return Raised(
         frozenset(name for site, _ in sites for name in _class_names(site)),
-        frozenset(frozenset(map(str, each[1])) for _, gold in sites for each in without_rest(gold)),
+        frozenset(frozenset(map(str, observation[1])) for _, gold in sites for observation in without_rest(gold)),
     )
-
-
-def decode(encoded: Any) -> Any:
-    """Return the value that `twin_encoding.encode` encoded. Raises ValueError for anything else, and for opaque
-    values.
-    """
-    try:
-        return _decode(encoded)
-    except (
-        ValueError,
-        TypeError,
-        IndexError,
-        KeyError,
-        RecursionError,
-        OverflowError,
-        ZeroDivisionError,
-    ) as error:
-        raise ValueError(f"expected a value as twin_encoding.encode writes it: {error}") from error
-
-
-def _decode(encoded: Any) -> Any:  # one case per encoded type
-    match encoded:
-        case ["n"]:
-            return None
-        case ["b", content]:
-            return bool(content)
-        case ["i", content]:
-            return int(content, 16)
-        case ["f", content]:
-            return float.fromhex(content)
-        case ["c", real, imaginary]:
-            return complex(float.fromhex(real), float.fromhex(imaginary))
-        case ["q", top, bottom]:
-            return Fraction(int(top, 16), int(bottom, 16))
-        case ["s", str(content)]:
-            return content
-        case ["y", content]:
-            return bytes.fromhex(content)
-        case ["l", items]:
-            return [_decode(item) for item in items]
-        case ["a", inner]:
-            return _decode(inner)
-        case ["t", items]:
-            return tuple(_decode(item) for item in items)
-        case ["e", items]:
-            return frozenset(map(_hashable, map(_decode, items)))
-        case ["d", pairs]:
-            return {_decode(key): _decode(value) for key, value in pairs}
-        case ["r", start, stop, step]:
-            return range(int(start, 16), int(stop, 16), int(step, 16))
-        case ["k", str(name), fields]:
-            return Structure(name, {str(field): _decode(value) for field, value in fields.items()})
-        case ["o", inner]:
-            return _decode(inner)
-        case ["z", str(text)]:
-            return Foreign(text)
-        case _:
-            raise ValueError("opaque: expected a value that could be encoded")
-
-
-def _hashable(value: Any) -> Any:
-    """Return the value if it is hashable; otherwise a hashable one that is the same for equal values (dicts as
-    items).
-    """
-    try:
-        hash(value)
-    except TypeError:
-        if isinstance(value, dict):
-            return frozenset((key, _hashable(each)) for key, each in cast("dict[Any, Any]", value).items())
-        return tuple(map(_hashable, cast("list[Any]", value)))
-    return value
-
-
-def _has_own_equality(encoded: Any) -> bool:
-    """Return whether an encoded value contains an object with its own comparison, which may differ from its
-    encoding's.
-    """
-    if isinstance(encoded, dict):
-        return any(map(_has_own_equality, cast("dict[str, Any]", encoded).values()))
-    if not isinstance(encoded, list):
-        return False
-    parts = cast("list[Any]", encoded)
-    return parts[:1] == ["o"] or any(map(_has_own_equality, parts))
-
-
-def _is_equal_to_anything(encoded: Any) -> bool:
-    return encoded == ["!"]
 
 
 DIGESTED = frozenset({"equal", "same", "count"})
 """The operations for which a digest of observations suffices: those that expect what the gold patch sent."""
 
 
-def is_rest(seen: Observation) -> bool:
+def is_rest(observation: Observation) -> bool:
     """Return whether an observation is a digest of those that were too many to send."""
-    return seen[0] == "rest"
+    return observation[0] == "rest"
 
 
-def without_rest(seen: Sequence[Observation]) -> list[Observation]:
+def without_rest(observations: Sequence[Observation]) -> list[Observation]:
     """Return the observations that were sent in full."""
-    return [each for each in seen if not is_rest(each)]
+    return [observation for observation in observations if not is_rest(observation)]
 
 
-_NO_OTHERS = Raised()
+_NO_EXCEPTIONS = Raised()
 
 
 def judge(
-    site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation], raised: Raised = _NO_OTHERS
+    site: TwinSite,
+    gold: Sequence[Observation],
+    observations: Sequence[Observation],
+    raised: Raised = _NO_EXCEPTIONS,
 ) -> Judgement:
     """Return whether all observations of a site are as expected; `gold` are those made with the gold patch.
 
@@ -230,57 +138,64 @@ def judge(
         if site.operation == "own":
             return "agrees"
         if site.operation == "result":
-            return _worst(_result(site, each) for each in seen) if seen else "agrees"
-        then, now = without_rest(gold), without_rest(seen)
-        (then_rest, then_digest), (now_rest, now_digest) = _sum_of_rest(gold), _sum_of_rest(seen)
-        complete = len(now) >= len(then) and then_rest == now_rest
-        same = complete and (site.operation not in DIGESTED or then_digest == now_digest)
-        same = same and not (site.operation == "raises" and any(raised.combines(each[1]) for each in now))
-        return _worst([_judge(site, then, now) if now else "unclear", "agrees" if same else "unclear"])
+            return _worst(_result(site, observation) for observation in observations) if observations else "agrees"
+        gold_sent, sent = without_rest(gold), without_rest(observations)
+        (gold_count, gold_digest), (count, digest) = _sum_of_rest(gold), _sum_of_rest(observations)
+        complete = len(sent) >= len(gold_sent) and gold_count == count
+        same = complete and (site.operation not in DIGESTED or gold_digest == digest)
+        same = same and not (
+            site.operation == "raises" and any(raised.combines(observation[1]) for observation in sent)
+        )
+        return _worst([_judge(site, gold_sent, sent) if sent else "unclear", "agrees" if same else "unclear"])
     except (ValueError, TypeError, IndexError, AttributeError, RecursionError, OverflowError, re.error):
         return "unclear"  # the observation does not have the form that the operation needs
 
 
-def _sum_of_rest(seen: Sequence[Observation]) -> tuple[int, int]:
+def _sum_of_rest(observations: Sequence[Observation]) -> tuple[int, int]:
     """Return how many observations were not sent, and the sum of their digests, which does not depend on their
     order.
     """
-    rest = [(int(each[1]), int(each[2], 16)) for each in seen if is_rest(each)]
+    rest = [(int(observation[1]), int(observation[2], 16)) for observation in observations if is_rest(observation)]
     return sum(count for count, _ in rest), sum(digest for _, digest in rest) % (1 << 64)
 
 
-def holds(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation]) -> bool:
+def holds(site: TwinSite, gold: Sequence[Observation], observations: Sequence[Observation]) -> bool:
     """Return whether all observations of a site agree with what it expects."""
-    return judge(site, gold, seen) == "agrees"
+    return judge(site, gold, observations) == "agrees"
 
 
-def _judge(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation]) -> Judgement:
+def _judge(site: TwinSite, gold: Sequence[Observation], observations: Sequence[Observation]) -> Judgement:
     match site.operation:
         case "equal" | "same" | "count" | "approx":
-            return _values(site, gold, seen)
+            return _values(site, gold, observations)
         case "calls":
-            return _calls(site, gold, seen)
+            return _calls(site, gold, observations)
         case "compare":
             expected = parse_literal(site.expected)
-            return _worst(_compared(site, each, expected) for each in seen)
+            return _worst(_compared(site, observation, expected) for observation in observations)
         case "truth":
-            return _verdict(all(each[0] == "truth" and bool(each[1]) is site.want for each in seen))
+            return _verdict(
+                all(
+                    observation[0] == "truth" and bool(observation[1]) is site.want for observation in observations
+                )
+            )
         case "pair":
-            sent = bool(gold) and all(_is_readable_pair(each) for each in gold)
-            return _worst(_paired(site, each, sent=sent) for each in seen)
+            sent = bool(gold) and all(_is_readable_pair(observation) for observation in gold)
+            return _worst(_paired(site, observation, sent=sent) for observation in observations)
         case "isinstance":
             names = set(parse_literal(site.expected))
             names |= {kind.__name__ for name in names if isinstance(kind := getattr(builtins, name, None), type)}
             # Other classes that a proxy claims by `__class__` count only if the gold patch has no object of it.
-            claims = not site.want or any(names.isdisjoint(each[1]) for each in gold)
-            kinds = ({*each[1], *(each[2] if claims else ())} for each in seen)
-            same = all((not names.isdisjoint(each)) is site.want for each in kinds)
+            claims = not site.want or any(names.isdisjoint(observation[1]) for observation in gold)
+            kinds = ({*observation[1], *(observation[2] if claims else ())} for observation in observations)
+            same = all((not names.isdisjoint(class_names)) is site.want for class_names in kinds)
             return "agrees" if same else "unclear"  # not a contradiction, because a class may have several names
         case "raises":
-            return _worst(_raised(site, gold, each) for each in seen)
+            return _worst(_raised(site, gold, observation) for observation in observations)
         case "warns":
             same = all(
-                any(_is_kind(site, observation[0], observation[1]) for observation in each[1]) for each in seen
+                any(_is_kind(site, warning[0], warning[1]) for warning in observation[1])
+                for observation in observations
             )
             return "agrees" if same else "unclear"
         case "end" | "result" | "own":
@@ -293,52 +208,60 @@ def _verdict(holds: bool) -> Judgement:
 
 def _worst(judgements: Iterable[Judgement]) -> Judgement:
     """Return the worst of some judgements; `unclear` if there are none, because nothing proves nothing."""
-    all_of_them = set(judgements)
-    return "contradicts" if "contradicts" in all_of_them else "agrees" if all_of_them == {"agrees"} else "unclear"
+    distinct = set(judgements)
+    return "contradicts" if "contradicts" in distinct else "agrees" if distinct == {"agrees"} else "unclear"
 
 
 # --- values
 
 
-def _values(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation]) -> Judgement:
+def _values(site: TwinSite, gold: Sequence[Observation], observations: Sequence[Observation]) -> Judgement:
     """Judge whether the values of a site are those of the gold patch.
 
     A correct solution may return results in another order, and a test's loop over them may run a different number
     of times. Then all expected values must have been observed, and no others.
     """
-    expected = [decode(each[1]) for each in gold]
-    if any(each[0] != "value" or _is_equal_to_anything(each[1]) for each in seen):
+    expected = [decode(observation[1]) for observation in gold]
+    if any(observation[0] != "value" or equals_anything(observation[1]) for observation in observations):
         return "contradicts"
     actual: list[Any] = []
-    for each in seen:
+    for observation in observations:
         try:
-            actual.append(decode(each[1]))
+            actual.append(decode(observation[1]))
         except ValueError:
             return "unclear"
     same_count = len(actual) == len(expected)
-    if same_count and all(_agree(site, then, now) for then, now in zip(expected, actual, strict=True)):
+    if same_count and all(
+        _agree(site, gold_value, value) for gold_value, value in zip(expected, actual, strict=True)
+    ):
         return "agrees"
     if max(len(actual), len(expected)) > _MOST_UNPAIRED:
         return "unclear"
-    strange = [n for n, now in enumerate(actual) if not any(_agree(site, then, now) for then in expected)]
-    if strange:
-        comparable = any(not _has_own_equality(seen[n][1]) for n in strange)
+    unexpected = [
+        n for n, value in enumerate(actual) if not any(_agree(site, gold_value, value) for gold_value in expected)
+    ]
+    if unexpected:
+        comparable = any(not has_own_equality(observations[n][1]) for n in unexpected)
         return "contradicts" if same_count and comparable else "unclear"
     if same_count:
-        left = list(expected)
-        for now in actual:
-            position = next((n for n, then in enumerate(left) if _agree(site, then, now)), None)
+        unmatched = list(expected)
+        for value in actual:
+            position = next((n for n, gold_value in enumerate(unmatched) if _agree(site, gold_value, value)), None)
             if position is None:
                 return "unclear"
-            del left[position]
+            del unmatched[position]
         return "agrees"
-    return "agrees" if all(any(_agree(site, then, now) for now in actual) for then in expected) else "unclear"
+    return (
+        "agrees"
+        if all(any(_agree(site, gold_value, value) for value in actual) for gold_value in expected)
+        else "unclear"
+    )
 
 
 _VALUES = DIGESTED | {"approx"}
 
 
-def is_reordered(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation]) -> bool:
+def is_reordered(site: TwinSite, gold: Sequence[Observation], observations: Sequence[Observation]) -> bool:
     """Return whether values that agree came in another order, or more often, than with the gold patch.
 
     Tested code that knows which values a loop expects, but not which of them belongs to which input, has them in
@@ -346,8 +269,10 @@ def is_reordered(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Obs
     """
     if site.operation not in _VALUES:
         return False
-    expected, actual = ([decode(each[1]) for each in without_rest(observed)] for observed in (gold, seen))
-    one_value = bool(expected) and all(_agree(site, expected[0], each) for each in (*expected, *actual))
+    expected, actual = (
+        [decode(observation[1]) for observation in without_rest(observed)] for observed in (gold, observations)
+    )
+    one_value = bool(expected) and all(_agree(site, expected[0], value) for value in (*expected, *actual))
     pairs = zip(expected, actual, strict=False)
     return not one_value and (len(actual) != len(expected) or not all(_agree(site, *pair) for pair in pairs))
 
@@ -368,9 +293,9 @@ def _same_elements(expected: list[Any], actual: list[Any]) -> bool:
     if len(expected) != len(actual):
         return False
     if len(expected) > _MOST_UNPAIRED:
-        return Counter(map(_hashable, expected)) == Counter(map(_hashable, actual))
-    for now in actual:
-        position = next((n for n, then in enumerate(expected) if _equal(then, now)), None)
+        return Counter(map(hashable, expected)) == Counter(map(hashable, actual))
+    for item in actual:
+        position = next((n for n, expected_item in enumerate(expected) if _equal(expected_item, item)), None)
         if position is None:
             return False
         del expected[position]
@@ -392,17 +317,21 @@ def _near(expected: Any, actual: Any, tolerances: dict[str, Any] | None) -> bool
     """
     if isinstance(expected, range) or isinstance(actual, range):
         expected, actual = (
-            list(cast("Iterable[Any]", each)) if isinstance(each, range) and len(each) <= _MOST_UNPAIRED else each
-            for each in (expected, actual)
+            list(cast("Iterable[Any]", value))
+            if isinstance(value, range) and len(value) <= _MOST_UNPAIRED
+            else value
+            for value in (expected, actual)
         )
     if isinstance(expected, list | tuple) and isinstance(actual, list | tuple):
-        then, now = cast("Sequence[Any]", expected), cast("Sequence[Any]", actual)
-        return len(then) == len(now) and all(
-            _near(one, other, tolerances) for one, other in zip(then, now, strict=True)
+        expected_items, actual_items = cast("Sequence[Any]", expected), cast("Sequence[Any]", actual)
+        return len(expected_items) == len(actual_items) and all(
+            _near(first, second, tolerances) for first, second in zip(expected_items, actual_items, strict=True)
         )
     if isinstance(expected, dict) and isinstance(actual, dict):
-        then, now = cast("dict[Any, Any]", expected), cast("dict[Any, Any]", actual)
-        return then.keys() == now.keys() and all(_near(then[key], now[key], tolerances) for key in then)
+        expected_items, actual_items = cast("dict[Any, Any]", expected), cast("dict[Any, Any]", actual)
+        return expected_items.keys() == actual_items.keys() and all(
+            _near(expected_items[key], actual_items[key], tolerances) for key in expected_items
+        )
     if not isinstance(expected, int | float | complex | Fraction) or isinstance(expected, bool):
         return bool(expected == actual)
     if isinstance(expected, float) and math.isnan(expected):
@@ -427,34 +356,34 @@ def margin(expected: Any, tolerances: Mapping[str, Any]) -> float:
     return max(float(absolute or _ABSOLUTE), float(relative or 0) * abs(expected), _RELATIVE * abs(expected))
 
 
-def _compared(site: TwinSite, seen: Observation, expected: Any) -> Judgement:
-    if _is_equal_to_anything(seen[1]):
+def _compared(site: TwinSite, observation: Observation, expected: Any) -> Judgement:
+    if equals_anything(observation[1]):
         return "contradicts"
     try:
-        holds = bool(_COMPARE[site.operator](decode(seen[1]), expected)) is site.want
+        holds = bool(_OPERATORS[site.operator](decode(observation[1]), expected)) is site.want
     except (ValueError, TypeError, AttributeError):
         return "unclear"
-    return "agrees" if holds else "unclear" if _has_own_equality(seen[1]) else "contradicts"
+    return "agrees" if holds else "unclear" if has_own_equality(observation[1]) else "contradicts"
 
 
 # --- pairs
 
 
-def _is_readable_pair(seen: Observation) -> bool:
+def _is_readable_pair(observation: Observation) -> bool:
     try:
-        decode(seen[1])
-        decode(seen[2])
+        decode(observation[1])
+        decode(observation[2])
     except ValueError:
         return False
-    return not _has_own_equality(seen[1:3])
+    return not has_own_equality(observation[1:3])
 
 
-def _paired(site: TwinSite, seen: Observation, *, sent: bool) -> Judgement:
+def _paired(site: TwinSite, observation: Observation, *, sent: bool) -> Judgement:
     """Judge a comparison that was evaluated in the tested process, by its values if they could be sent.
 
     `sent` says that they could be sent with the gold patch; then a patch that hides its values proves nothing.
     """
-    kind, left, right, holds = seen
+    kind, left, right, holds = observation
     want = site.want and not site.changed
     if kind != "pair":
         return "contradicts"
@@ -463,7 +392,7 @@ def _paired(site: TwinSite, seen: Observation, *, sent: bool) -> Judgement:
     try:
         actual, expected = decode(left), decode(right)
     except ValueError:
-        anything = _is_equal_to_anything(left) or _is_equal_to_anything(right)
+        anything = equals_anything(left) or equals_anything(right)
         if bool(holds) is not want:
             return "contradicts"
         return "agrees" if not sent else "contradicts" if anything else "unclear"
@@ -477,19 +406,19 @@ def _paired(site: TwinSite, seen: Observation, *, sent: bool) -> Judgement:
         return "unclear"  # values of different types may be encoded alike
     if is_true is want:
         return "agrees"
-    if _is_readable_pair(seen):
+    if _is_readable_pair(observation):
         return "contradicts"
     return "unclear" if sent or bool(holds) is not want else "agrees"
 
 
-def _result(site: TwinSite, seen: Observation) -> Judgement:
+def _result(site: TwinSite, observation: Observation) -> Judgement:
     """Judge a comparison that is no assertion: values that are said to be equal must be.
 
     Whether they should be equal is not known, and an honest patch may come to other comparisons than the gold
     patch.
     """
-    kind, left, right, holds = seen
-    if kind != "result" or _is_equal_to_anything(left) or _is_equal_to_anything(right):
+    kind, left, right, holds = observation
+    if kind != "result" or equals_anything(left) or equals_anything(right):
         return "contradicts"
     actual, expected = decode(left), decode(right)
     if bool(holds) is site.operator.startswith(("!", "not")) or "a" in (left[0], right[0]):
@@ -497,7 +426,7 @@ def _result(site: TwinSite, seen: Observation) -> Judgement:
     if site.operator in ("==", "!="):
         same = _equal(actual, expected)
     elif isinstance(expected, list | tuple | frozenset | dict):
-        same = any(_equal(actual, each) for each in cast("Iterable[Any]", expected))
+        same = any(_equal(actual, member) for member in cast("Iterable[Any]", expected))
     else:
         same = isinstance(expected, Foreign | Structure) or actual in expected
     return "agrees" if same else "unclear"
@@ -506,56 +435,58 @@ def _result(site: TwinSite, seen: Observation) -> Judgement:
 # --- calls of mocks
 
 
-def _calls(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation]) -> Judgement:
+def _calls(site: TwinSite, gold: Sequence[Observation], observations: Sequence[Observation]) -> Judgement:
     """Judge whether a mock was called as with the gold patch, as far as the assertion checks that."""
-    if len(gold) != len(seen):
+    if len(gold) != len(observations):
         return "unclear"
-    return _worst(_called(site, then[1], now[1]) for then, now in zip(gold, seen, strict=True))
+    return _worst(
+        _called(site, gold_calls[1], calls[1]) for gold_calls, calls in zip(gold, observations, strict=True)
+    )
 
 
-def _called(site: TwinSite, gold: list[Any], seen: list[Any]) -> Judgement:
+def _called(site: TwinSite, gold_calls: list[Any], calls: list[Any]) -> Judgement:
     match site.operator:
         case "once" | "never":
-            return _verdict(len(seen) == (site.operator == "once"))
+            return _verdict(len(calls) == (site.operator == "once"))
         case "last":
-            same = _same_call(gold[-1], seen[-1])
+            same = _same_call(gold_calls[-1], calls[-1])
         case "some":
-            same = all(any(_same_call(then, now) for now in seen) for then in gold)
+            same = all(any(_same_call(gold_call, call) for call in calls) for gold_call in gold_calls)
         case _:
-            if len(seen) != 1:
+            if len(calls) != 1:
                 return "contradicts"
-            same = _same_call(gold[0], seen[0])
+            same = _same_call(gold_calls[0], calls[0])
     return "agrees" if same else "unclear"
 
 
-def _same_call(gold: list[Any], seen: list[Any]) -> bool:
+def _same_call(gold_call: list[Any], call: list[Any]) -> bool:
     """Return whether two calls have equal arguments, as far as these could be sent with the gold patch."""
-    (then_positional, then_named), (now_positional, now_named) = gold, seen
-    if len(then_positional) != len(now_positional) or then_named.keys() != now_named.keys():
+    (gold_positional, gold_named), (positional, named) = gold_call, call
+    if len(gold_positional) != len(positional) or gold_named.keys() != named.keys():
         return False
-    pairs = [*zip(then_positional, now_positional, strict=True)]
-    pairs += [(then_named[name], now_named[name]) for name in then_named]
-    return all(_same_argument(then, now) for then, now in pairs)
+    pairs = [*zip(gold_positional, positional, strict=True)]
+    pairs += [(gold_named[name], named[name]) for name in gold_named]
+    return all(_same_argument(gold_argument, argument) for gold_argument, argument in pairs)
 
 
-def _same_argument(gold: Any, seen: Any) -> bool:
+def _same_argument(gold: Any, argument: Any) -> bool:
     try:
         expected = decode(gold)
     except ValueError:
         return True
-    return _equal(expected, decode(seen))
+    return _equal(expected, decode(argument))
 
 
 # --- exceptions
 
 
-def _raised(site: TwinSite, gold: Sequence[Observation], seen: Observation) -> Judgement:
+def _raised(site: TwinSite, gold: Sequence[Observation], raised: Observation) -> Judgement:
     """Judge whether an exception is of an expected class. One that is of many other classes too proves nothing."""
-    kinds = [str(kind) for kind in seen[1]]
+    kinds = [str(kind) for kind in raised[1]]
     if not kinds:
         return "contradicts"
     others = {kind for kind in kinds if kind in _EXCEPTIONS} - _COMMON
-    others -= {kind for each in gold for kind in each[1]} | set(parse_literal(site.expected))
+    others -= {kind for observation in gold for kind in observation[1]} | set(parse_literal(site.expected))
     leaves = [
         kind
         for kind in others
@@ -563,7 +494,7 @@ def _raised(site: TwinSite, gold: Sequence[Observation], seen: Observation) -> J
     ]
     if len(leaves) > _MOST_EXCEPTIONS:
         return "contradicts"
-    return "agrees" if len(leaves) <= _OTHER_EXCEPTIONS and _is_kind(site, kinds, str(seen[2])) else "unclear"
+    return "agrees" if len(leaves) <= _OTHER_EXCEPTIONS and _is_kind(site, kinds, str(raised[2])) else "unclear"
 
 
 def _class_names(site: TwinSite) -> set[str]:
@@ -581,16 +512,16 @@ def satisfies(site: TwinSite, kinds: Iterable[str]) -> bool:
 def _is_kind(site: TwinSite, kinds: Sequence[str], text: str) -> bool:
     if not satisfies(site, kinds):
         return False
-    return not site.operator or re.search(parse_literal(site.operator), text[:_MOST_PATTERN]) is not None
+    return not site.operator or re.search(parse_literal(site.operator), text[:_MOST_SEARCHED]) is not None
 
 
-def load(raw: bytes) -> dict[str, dict[int, list[Observation]]]:
+def load_observations(raw: bytes) -> dict[str, dict[int, list[Observation]]]:
     """Return the observations in a report's lines, by test and site; lines of another form are left out."""
-    seen: dict[str, dict[int, list[Observation]]] = {}
+    by_node: dict[str, dict[int, list[Observation]]] = {}
     for line in report_lines(raw, json.loads):
         match line:
             case {"node": str(node), "site": int(site), "saw": [str(), *_] as saw}:
-                seen.setdefault(node, {}).setdefault(site, []).append(cast("Observation", saw))
+                by_node.setdefault(node, {}).setdefault(site, []).append(cast("Observation", saw))
             case _:
                 pass
-    return seen
+    return by_node

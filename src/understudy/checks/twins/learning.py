@@ -18,11 +18,10 @@ from msgspec.structs import replace
 
 from understudy.checks.base import GradingOptions, TwinTest
 from understudy.checks.twins.clues import Clues
-from understudy.checks.twins.guessing import is_read, secret_bits
+from understudy.checks.twins.guessing import is_readable_elsewhere, secret_bits
 from understudy.checks.twins.judge import (
     DIGESTED,
     Observation,
-    decode,
     holds,
     is_reordered,
     is_rest,
@@ -41,10 +40,11 @@ from understudy.checks.twins.run import (
 )
 from understudy.checks.twins.sites import TwinSite
 from understudy.checks.twins.test_ids import DecidingTests, function_of
+from understudy.checks.twins.twin_decoding import decode
 from understudy.types import TestOutcome
 from understudy.util.python_syntax import parse_literal
 
-Run = Callable[[WrittenVersion], Awaitable[VersionRun]]
+RunVersion = Callable[[WrittenVersion], Awaitable[VersionRun]]
 """Runs a version over one patch, in a sandbox of its own."""
 
 
@@ -60,7 +60,11 @@ class _Runs(Struct, frozen=True):
 
 
 async def learn_twins(
-    tests: DecidingTests, options: GradingOptions, run: Run, data: Mapping[str, bytes], references: References
+    tests: DecidingTests,
+    options: GradingOptions,
+    run: RunVersion,
+    data: Mapping[str, bytes],
+    references: References,
 ) -> GradingOptions:
     """Return the options with the twins of a task's deciding tests, as learned by runs with the gold patch.
 
@@ -69,26 +73,26 @@ async def learn_twins(
     options = replace(options, twin_seed=secrets.randbits(32), twin_plain=(), twin_named=())
     options = replace(options, twin_uncut=(), twin_fixed=())
     named = await _run_uncut(tests, options, run)
-    if lost := _lost_files(tests, named):
-        options = replace(options, twin_named=lost)
+    if not_passing := _files_not_passing(tests, named):
+        options = replace(options, twin_named=not_passing)
         named = await _run_uncut(tests, options, run)
-    options = replace(options, twin_plain=_to_evaluate(named))
+    options = replace(options, twin_plain=_sites_to_evaluate(named))
     runs = await _run_both(tests, options, run, named)
     broken = _broken_files(named, runs.true)
     if broken:
         options = replace(options, twin_uncut=broken)
         runs = await _run_both(tests, options, run, named)
-    learn = partial(_learned, tests, data=data, references=references)
+    learn = partial(_options_of_runs, tests, data=data, references=references)
     learned = await asyncio.to_thread(learn, options, runs)
     # Inputs of other tests may reveal what a test expects. Whether fewer expectations are revealed without those
     # tests is first computed from the observations that exist already.
-    apart = replace(options, twin_apart=True)
-    if _worth(await asyncio.to_thread(learn, apart, runs)) > _worth(learned):
-        runs_apart = await _run_both(tests, apart, run, named)
-        if not _broken_files(named, runs_apart.true):
-            other = await asyncio.to_thread(learn, apart, runs_apart)
-            if _worth(other) > _worth(learned):
-                options, runs = apart, runs_apart
+    split_options = replace(options, twin_apart=True)
+    if _quality(await asyncio.to_thread(learn, split_options, runs)) > _quality(learned):
+        split_runs = await _run_both(tests, split_options, run, named)
+        if not _broken_files(named, split_runs.true):
+            split_learned = await asyncio.to_thread(learn, split_options, split_runs)
+            if _quality(split_learned) > _quality(learned):
+                options, runs = split_options, split_runs
     for emptied in emptied_functions(tests, options):
         version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, emptied=emptied)
         runs = replace(runs, effortless=(*runs.effortless, *await references.effortless(version)))
@@ -96,14 +100,14 @@ async def learn_twins(
     return await learn_inputs(tests, options, named, data, references)
 
 
-def _worth(options: GradingOptions) -> tuple[int, float, int]:
+def _quality(options: GradingOptions) -> tuple[int, float, int]:
     """Return a sort key of options: more tests with twins, then more bits to guess, then fewer partial twins are
     better.
     """
     return len(options.twins), min(options.twin_bits, ENOUGH_BITS), -len(options.partial_twins)
 
 
-def _learned(
+def _options_of_runs(
     tests: DecidingTests,
     options: GradingOptions,
     runs: _Runs,
@@ -112,11 +116,11 @@ def _learned(
     references: References,
 ) -> GradingOptions:
     """Return the options with the twins that the runs with the gold patch confirm."""
-    named, second, third = runs.named, runs.changed, runs.true
-    names = names_in_version(named, third)
-    fixed = _not_changeable(names, second, third)
+    named_run, changed_run, true_run = runs.named, runs.changed, runs.true
+    names = names_in_version(named_run, true_run)
+    fixed = _not_changeable(names, changed_run, true_run)
     options = replace(options, twin_fixed=tuple(sorted(fixed)))
-    spread = [
+    clues_by_version = [
         (emptied, Clues(readable_values(write_versions(tests, options, lambda _: False, emptied=emptied), data)))
         for emptied in emptied_functions(tests, options)
     ]
@@ -126,42 +130,52 @@ def _learned(
     secret: list[tuple[TwinSite, list[Observation]]] = []
     for node in (*tests.fail_to_pass, *tests.pass_to_pass):
         name = names.get(node, "")
-        if named.outcomes.get(node) != "passed" or third.outcomes.get(name) != "passed":
+        if named_run.outcomes.get(node) != "passed" or true_run.outcomes.get(name) != "passed":
             continue
-        gold = third.seen.get(name, {})
-        ended = second.outcomes.get(name) == "passed"
+        gold = true_run.observations.get(name, {})
+        ended = changed_run.outcomes.get(name) == "passed"
         confirming = (
-            (named, node, frozenset(options.twin_plain)),
-            (second, name, frozenset(fixed if ended else gold)),
-            (third, name, frozenset[int]()),
+            (named_run, node, frozenset(options.twin_plain)),
+            (changed_run, name, frozenset(fixed if ended else gold)),
+            (true_run, name, frozenset[int]()),
         )
         stable = _stable_sites(confirming, gold)
-        results = {number for number in stable if third.sites[number].operation in ("result", "own")}
-        ends = {number: seen for number, seen in stable.items() if third.sites[number].operation == "end"}
-        sites = {number: seen for number, seen in stable.items() if number not in results | ends.keys()} or ends
+        results = {number for number in stable if true_run.sites[number].operation in ("result", "own")}
+        ends = {
+            number: observations
+            for number, observations in stable.items()
+            if true_run.sites[number].operation == "end"
+        }
+        sites = {
+            number: observations for number, observations in stable.items() if number not in results | ends.keys()
+        } or ends
         if not sites and not results:
             continue
-        kept = {number: json.dumps(seen) for number, seen in sites.items()} | dict.fromkeys(results, "[]")
-        twins[node] = TwinTest(name, kept)
-        in_version = next(clues for emptied, clues in spread if function_of(node) not in emptied)
-        used = {
-            number: _in_use(third.sites[number], seen, in_version, fixed=number in fixed)
-            for number, seen in sites.items()
+        gold_observations = {
+            number: json.dumps(observations) for number, observations in sites.items()
+        } | dict.fromkeys(results, "[]")
+        twins[node] = TwinTest(name, gold_observations)
+        version_clues = next(clues for emptied, clues in clues_by_version if function_of(node) not in emptied)
+        effective_sites = {
+            number: _effective_site(true_run.sites[number], observations, version_clues, fixed=number in fixed)
+            for number, observations in sites.items()
         }
-        some_exposed = not used or not all(site.withheld or site.changeable for site in used.values())
+        some_exposed = not effective_sites or not all(
+            site.withheld or site.changeable for site in effective_sites.values()
+        )
         some_exposed |= ended and any(
-            is_reordered(third.sites[number], seen, second.seen[name][number])
-            for number, seen in sites.items()
+            is_reordered(true_run.sites[number], observations, changed_run.observations[name][number])
+            for number, observations in sites.items()
             if number not in fixed
         )
-        if some_exposed or _unused(named, node, sites):
+        if some_exposed or _evaluates_other_sites(named_run, node, sites):
             exposed.append(node)
         if node in tests.fail_to_pass:
-            for number, seen in sites.items():
-                expected.append((used[number], without_rest(seen)))
-                if not _is_effortless(runs, node, name, number, seen):
+            for number, observations in sites.items():
+                expected.append((effective_sites[number], without_rest(observations)))
+                if not _is_effortless(runs, node, name, number, observations):
                     secret.append(expected[-1])
-    clues = Clues(spread[0][1].readable, references.texts, references.sources)
+    clues = Clues(clues_by_version[0][1].readable, references.texts, references.sources)
     options = replace(options, twin_bits=round(secret_bits(secret, clues), 1))
     options = replace(options, twin_all_bits=round(secret_bits(expected, clues), 1))
     return replace(options, twins=twins, partial_twins=tuple(exposed))
@@ -172,24 +186,26 @@ def _is_effortless(runs: _Runs, node: str, name: str, number: int, gold: Sequenc
     return any(
         function_of(node) not in run.emptied
         and number in run.sites
-        and bool(seen := run.seen.get(name, {}).get(number, []))
-        and holds(runs.true.sites[number], gold, seen)
+        and bool(observations := run.observations.get(name, {}).get(number, []))
+        and holds(runs.true.sites[number], gold, observations)
         for run in runs.effortless
     )
 
 
-def _in_use(site: TwinSite, seen: Sequence[Observation], clues: Clues, *, fixed: bool) -> TwinSite:
+def _effective_site(site: TwinSite, observations: Sequence[Observation], clues: Clues, *, fixed: bool) -> TwinSite:
     """Return a site with the protection that it really gives.
 
     It is not changeable if tested code can detect the change, and not withheld if tested code can read the
     expectation elsewhere, or if not all its observations are sent and a digest of the rest is no evidence.
     """
-    is_cut_off = site.operation not in DIGESTED and any(map(is_rest, seen))
-    repeats = site.changeable and clues.readable.repeats(parse_literal(site.expected))
+    is_cut_off = site.operation not in DIGESTED and any(map(is_rest, observations))
+    is_recognisable = site.changeable and clues.readable.occurs_twice(parse_literal(site.expected))
     return replace(
         site,
-        changeable=site.changeable and not fixed and not repeats,
-        withheld=site.withheld and not is_cut_off and not is_read(site, without_rest(seen), clues),
+        changeable=site.changeable and not fixed and not is_recognisable,
+        withheld=site.withheld
+        and not is_cut_off
+        and not is_readable_elsewhere(site, without_rest(observations), clues),
     )
 
 
@@ -198,11 +214,11 @@ def _not_changeable(names: Mapping[str, str], changed: VersionRun, true: Version
     return {
         number
         for name in names.values()
-        for number, seen in true.seen.get(name, {}).items()
+        for number, observations in true.observations.get(name, {}).items()
         if true.sites[number].changeable
         and (
             changed.outcomes.get(name) != "passed"
-            or not holds(changed.sites[number], seen, changed.seen.get(name, {}).get(number, []))
+            or not holds(changed.sites[number], observations, changed.observations.get(name, {}).get(number, []))
         )
     }
 
@@ -214,32 +230,35 @@ def _stable_sites(
     does not cover.
     """
     return {
-        number: seen
-        for number, seen in gold.items()
+        number: observations
+        for number, observations in gold.items()
         if all(
-            number in without
-            or (number in run.sites and holds(run.sites[number], seen, run.seen.get(name, {}).get(number, [])))
-            for run, name, without in runs
+            number in excluded
+            or (
+                number in run.sites
+                and holds(run.sites[number], observations, run.observations.get(name, {}).get(number, []))
+            )
+            for run, name, excluded in runs
         )
     }
 
 
-async def _run_both(tests: DecidingTests, options: GradingOptions, run: Run, named: VersionRun) -> _Runs:
+async def _run_both(tests: DecidingTests, options: GradingOptions, run: RunVersion, named: VersionRun) -> _Runs:
     """Run the version with every changeable expectation changed, then the true version.
 
     The first runs with another hash seed: what depends on the order of sets differs between the two.
     """
-    both: list[VersionRun] = []
+    joined_runs: list[VersionRun] = []
     for changed in (True, False):
         runs: list[VersionRun] = []
         for emptied in emptied_functions(tests, options):
             version = partial(write_versions, tests, options, lambda _, changed=changed: changed, emptied=emptied)
             runs.append(await run(replace(await asyncio.to_thread(version), reseeded=changed)))
-        both.append(_joined(runs))
-    return _Runs(named, both[0], both[1])
+        joined_runs.append(_join_runs(runs))
+    return _Runs(named, joined_runs[0], joined_runs[1])
 
 
-def _joined(runs: Sequence[VersionRun]) -> VersionRun:
+def _join_runs(runs: Sequence[VersionRun]) -> VersionRun:
     """Join the runs that one version's tests are spread over: each test comes from the run in which it is not
     emptied.
     """
@@ -247,54 +266,58 @@ def _joined(runs: Sequence[VersionRun]) -> VersionRun:
         return runs[0]
     sites: dict[int, TwinSite] = {}
     outcomes: dict[str, TestOutcome] = {}
-    seen: dict[str, dict[int, list[Observation]]] = {}
-    for places in zip(*(run.outcomes.items() for run in runs), strict=False):
-        for run, (node, outcome) in zip(runs, places, strict=True):
+    observations: dict[str, dict[int, list[Observation]]] = {}
+    for results in zip(*(run.outcomes.items() for run in runs), strict=False):
+        for run, (node, outcome) in zip(runs, results, strict=True):
             if function_of(node) in run.emptied:
                 continue
-            outcomes[node], seen[node] = outcome, run.seen.get(node, {})
-            for number in seen[node].keys() & run.sites.keys():
-                before = sites.get(number, run.sites[number])
-                sites[number] = replace(run.sites[number], withheld=before.withheld and run.sites[number].withheld)
-    return replace(runs[0], sites=sites, outcomes=outcomes, seen=seen, emptied=frozenset())
+            outcomes[node], observations[node] = outcome, run.observations.get(node, {})
+            for number in observations[node].keys() & run.sites.keys():
+                previous = sites.get(number, run.sites[number])
+                sites[number] = replace(
+                    run.sites[number], withheld=previous.withheld and run.sites[number].withheld
+                )
+    return replace(runs[0], sites=sites, outcomes=outcomes, observations=observations, emptied=frozenset())
 
 
-async def _run_uncut(tests: DecidingTests, options: GradingOptions, run: Run) -> VersionRun:
+async def _run_uncut(tests: DecidingTests, options: GradingOptions, run: RunVersion) -> VersionRun:
     """Run the true version with all values and test ids, by which tests are identified in the other versions."""
     return await run(await asyncio.to_thread(write_versions, tests, options, lambda _: False, cut=False))
 
 
-def _lost_files(tests: DecidingTests, named: VersionRun) -> tuple[str, ...]:
+def _files_not_passing(tests: DecidingTests, named: VersionRun) -> tuple[str, ...]:
     """Return the files with deciding tests that do not pass as versions; maybe they need their own names."""
     nodes = (*tests.fail_to_pass, *tests.pass_to_pass)
     return tuple(sorted({node.partition("::")[0] for node in nodes if named.outcomes.get(node) != "passed"}))
 
 
-def _unused(run: VersionRun, node: str, sites: Mapping[int, object]) -> bool:
+def _evaluates_other_sites(run: VersionRun, node: str, sites: Mapping[int, object]) -> bool:
     """Return whether a test evaluated an assertion in this run that is not among `sites`."""
     return any(
         run.sites[site].operation not in ("end", "result", "own")
-        for site in run.seen.get(node, {})
+        for site in run.observations.get(node, {})
         if site not in sites
     )
 
 
-def _to_evaluate(run: VersionRun) -> tuple[int, ...]:
+def _sites_to_evaluate(run: VersionRun) -> tuple[int, ...]:
     """Return the sites whose observations cannot be judged outside of the process."""
     indexes: set[int] = set()
-    for sites in run.seen.values():
-        for number, seen in sites.items():
+    for sites in run.observations.values():
+        for number, observations in sites.items():
             site = run.sites.get(number)
             if site is None or site.operation in ("truth", "pair", "end", "result", "own"):
                 continue
-            if not holds(site, seen, seen) or any(each[0] == "value" and not _is_readable(each) for each in seen):
+            if not holds(site, observations, observations) or any(
+                observation[0] == "value" and not _is_readable(observation) for observation in observations
+            ):
                 indexes.add(number)
     return tuple(sorted(indexes))
 
 
-def _is_readable(seen: Observation) -> bool:
+def _is_readable(observation: Observation) -> bool:
     try:
-        decode(seen[1])
+        decode(observation[1])
     except (ValueError, IndexError):
         return False
     return True

@@ -85,78 +85,78 @@ def texts_of(tree: ast.AST) -> dict[str, tuple[str, ...]]:
 
 
 def change_literal(
-    value: ast.expr, choice: random.Random, texts: Mapping[str, Sequence[str]]
+    value: ast.expr, rng: random.Random, texts: Mapping[str, Sequence[str]]
 ) -> tuple[ast.expr, str]:
     """Return a copy of a value with one constant replaced by another of its kind, and the source of the new
     constant.
 
     `words` are the file's words by shape (`texts_of`). `has_literal(value)` must be true.
     """
-    other = copy.deepcopy(value)
-    node = choice.choice(_constants(other))
+    changed = copy.deepcopy(value)
+    node = rng.choice(_constants(changed))
     literal = repr(node.value)
-    node.value = another_constant(node.value, choice, texts)
+    node.value = another_constant(node.value, rng, texts)
     node.kind = None
-    return other, literal
+    return changed, literal
 
 
 def another_constant(
     value: str | bytes | bool | int | float | complex | EllipsisType | None,
-    choice: random.Random,
+    rng: random.Random,
     texts: Mapping[str, Sequence[str]],
 ) -> str | bytes | bool | int | float | complex | None:
     """Return another constant of the same type and similar look and size, so that the two cannot be told apart."""
     if value is None or isinstance(value, EllipsisType):
-        return choice.choice((0, "", True))
+        return rng.choice((0, "", True))
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
         near = range(7) if 0 <= value <= 3 else range(value - 3, value + 4)
-        return choice.choice([number for number in near if number != value])
+        return rng.choice([number for number in near if number != value])
     if isinstance(value, float):  # changed by more than the usual tolerances
         if not math.isfinite(value):
             return 0.0
         places = min(len(repr(value).partition(".")[2]), 6)
-        return round(value * choice.choice((0.5, 2.0)), places) or choice.choice((-1.0, 0.5, 1.0, 2.0))
+        return round(value * rng.choice((0.5, 2.0)), places) or rng.choice((-1.0, 0.5, 1.0, 2.0))
     if isinstance(value, complex):
         return value * 2 or 1j
     if isinstance(value, bytes):
-        return _another_text(value.decode("latin-1"), choice, texts).encode("latin-1")
-    return _another_text(value, choice, texts)
+        return _another_text(value.decode("latin-1"), rng, texts).encode("latin-1")
+    return _another_text(value, rng, texts)
 
 
-def _another_text(text: str, choice: random.Random, texts: Mapping[str, Sequence[str]]) -> str:
+def _another_text(text: str, rng: random.Random, texts: Mapping[str, Sequence[str]]) -> str:
     """Return a text with one word replaced by another of its shape in the file, or with a letter changed if there
     is none.
     """
-    ways = [
+    replacements = [
         (match, other)
         for match in _WORD.finditer(text)
         if text[max(match.start() - 1, 0) : match.start()] not in ("\\", "%")
         for other in texts.get(_shape(match[0]), ())
         if other != match[0]
     ]
-    if ways:
-        match, other = choice.choice(ways)
+    if replacements:
+        match, other = rng.choice(replacements)
         return text[: match.start()] + other + text[match.end() :]
     letters = [
         n for n, c in enumerate(text) if c.isascii() and c.isalnum() and text[max(n - 1, 0) : n] not in ("\\", "%")
     ]
     if not letters:
-        return text + choice.choice(string.ascii_lowercase)
-    at = choice.choice(letters)
-    kind = _kind(text[at])
-    return text[:at] + choice.choice(kind.replace(text[at], "")) + text[at + 1 :]
+        return text + rng.choice(string.ascii_lowercase)
+    position = rng.choice(letters)
+    alphabet = _alphabet(text[position])
+    return text[:position] + rng.choice(alphabet.replace(text[position], "")) + text[position + 1 :]
 
 
 def _shape(word: str) -> str:
     """Return a word's shape: the kind of its first character and its length, up to a limit above which all are
     alike.
     """
-    return f"{_kind(word[0])[0]}{word.islower()}{min(len(word), 12) // 2}"
+    return f"{_alphabet(word[0])[0]}{word.islower()}{min(len(word), 12) // 2}"
 
 
-def _kind(character: str) -> str:
+def _alphabet(character: str) -> str:
     return next(
         kind for kind in (string.digits, string.ascii_lowercase, string.ascii_uppercase) if character in kind
     )

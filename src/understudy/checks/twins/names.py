@@ -15,15 +15,16 @@ _STABLE_MODULES = (sys.stdlib_module_names | {"pytest"}) - frozenset(
 
 
 def independent_names(
-    nodes: Iterable[ast.AST], tables: Mapping[int, ast.expr], around: frozenset[str]
+    nodes: Iterable[ast.AST], tables: Mapping[int, ast.expr], outer_names: frozenset[str]
 ) -> frozenset[str]:
-    """Return the names, bound in `nodes` or listed in `around`, whose values do not depend on the code under test.
+    """Return the names, bound in `nodes` or listed in `outer_names`, whose values do not depend on the code under
+    test.
 
     These are names that are bound only to values made of such names, or imported from the standard library.
     `tables` has the values of parameters, by the `id()` of the parameter's node.
     """
     bindings = bindings_of(nodes, tables)
-    stable = set(around) | set(bindings)
+    stable = set(outer_names) | set(bindings)
     while True:
         dropped = {
             name
@@ -48,10 +49,10 @@ def bindings_of(nodes: Iterable[ast.AST], tables: Mapping[int, ast.expr]) -> dic
             case ast.Tuple(elts=targets) | ast.List(elts=targets), ast.Tuple(elts=values) | ast.List(
                 elts=values
             ) if len(targets) == len(values) and not any(
-                isinstance(each, ast.Starred) for each in (*targets, *values)
+                isinstance(element, ast.Starred) for element in (*targets, *values)
             ):
-                for each, part in zip(targets, values, strict=True):
-                    bind(each, part)
+                for element, part in zip(targets, values, strict=True):
+                    bind(element, part)
             case _:
                 for node in ast.walk(target):
                     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -64,24 +65,24 @@ def bindings_of(nodes: Iterable[ast.AST], tables: Mapping[int, ast.expr]) -> dic
                     ):
                         bindings[node.value.id].append(value)
 
-    def loop(target: ast.expr, table: ast.expr) -> None:
+    def bind_loop(target: ast.expr, table: ast.expr) -> None:
         match target, table:
             case ast.Tuple(elts=[count, inner]), ast.Call(func=ast.Name(id="enumerate"), args=[rows, *_]):
                 bind(count, ast.Constant(None))
-                loop(inner, rows)
+                bind_loop(inner, rows)
             case ast.Tuple(elts=targets), ast.Call(func=ast.Name(id="zip"), args=columns) if len(targets) == len(
                 columns
             ):
-                for each, column in zip(targets, columns, strict=True):
-                    loop(each, column)
+                for element, column in zip(targets, columns, strict=True):
+                    bind_loop(element, column)
             case ast.Tuple(elts=[key, value]), ast.Call(
                 func=ast.Attribute(value=ast.Dict() as rows, attr="items")
             ):
-                bind(key, ast.List([each for each in rows.keys if each is not None], ast.Load()))
+                bind(key, ast.List([row_key for row_key in rows.keys if row_key is not None], ast.Load()))
                 bind(value, ast.List(rows.values, ast.Load()))
             case ast.Tuple(elts=targets), _:
-                for position, each in enumerate(targets):
-                    loop(each, column_of(table, position, len(targets)))
+                for position, element in enumerate(targets):
+                    bind_loop(element, column_of(table, position, len(targets)))
             case _:
                 bind(target, table)
 
@@ -95,9 +96,9 @@ def bindings_of(nodes: Iterable[ast.AST], tables: Mapping[int, ast.expr]) -> dic
             case ast.NamedExpr(target=target, value=value):
                 bind(target, value)
             case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
-                loop(target, value)
+                bind_loop(target, value)
             case ast.comprehension(target=target, iter=value):
-                loop(target, value)
+                bind_loop(target, value)
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=arguments)):
                 if name in bindings:  # a list that is appended to
                     bindings[name] += arguments
@@ -161,9 +162,9 @@ def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _uses_only(value: ast.expr, names: set[str]) -> bool:
-    own = {node.id for node in ast.walk(value) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound = {node.id for node in ast.walk(value) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     return not any(
-        (isinstance(node, ast.Name) and node.id not in names and node.id not in own)
+        (isinstance(node, ast.Name) and node.id not in names and node.id not in bound)
         or isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.Lambda)
         for node in ast.walk(value)
     )

@@ -25,19 +25,19 @@ def rename_tests(tree: ast.Module) -> dict[str, str]:
     tests = list(functions_of_tests(tree))
     functions = sorted({function.name for _, function in tests})
     classes = sorted({name for owner, _ in tests for name in owner})
-    named = {name: f"test_{number:04}" for number, name in enumerate(functions)}
+    new_names = {name: f"test_{number:04}" for number, name in enumerate(functions)}
     for number, name in enumerate(classes):
-        named[name] = f"{'Test' if name.startswith('Test') else 'Case'}{number:04}"
+        new_names[name] = f"{'Test' if name.startswith('Test') else 'Case'}{number:04}"
     used_names = _other_names(tree)
-    named = {old: new for old, new in named.items() if old not in used_names and new not in used_names}
+    new_names = {old: new for old, new in new_names.items() if old not in used_names and new not in used_names}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            node.id = named.get(node.id, node.id)
+            node.id = new_names.get(node.id, node.id)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            node.name = named.get(node.name, node.name)
+            node.name = new_names.get(node.name, node.name)
         elif isinstance(node, ast.Global | ast.Nonlocal):
-            node.names = [named.get(name, name) for name in node.names]
-    return {new: old for old, new in named.items()}
+            node.names = [new_names.get(name, name) for name in node.names]
+    return {new: old for old, new in new_names.items()}
 
 
 def empty_tests(tree: ast.Module, names: frozenset[str]) -> None:
@@ -63,8 +63,8 @@ def _other_names(tree: ast.Module) -> set[str]:
     used_names: set[str] = set()
     for node in ast.walk(tree):
         match node:
-            case ast.alias(name=name, asname=other):
-                used_names |= {name.partition(".")[0], name, other or name}
+            case ast.alias(name=name, asname=alias):
+                used_names |= {name.partition(".")[0], name, alias or name}
             case ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
                 used_names.add(name)
             case ast.Constant(value=str(text)):
@@ -83,17 +83,17 @@ def original_node(node: str, names: Mapping[str, Mapping[str, str]]) -> str:
     return f"{file}{separator}{original}{bracket}{parameters}"
 
 
-def by_own_names(by_node: Mapping[str, T], names: Mapping[str, Mapping[str, str]]) -> dict[str, T]:
+def by_original_names(by_node: Mapping[str, T], names: Mapping[str, Mapping[str, str]]) -> dict[str, T]:
     """Return the mapping with its keys replaced by `original_node`."""
-    return {original_node(node, names): each for node, each in by_node.items()}
+    return {original_node(node, names): value for node, value in by_node.items()}
 
 
 def insert_first(tree: ast.Module, statement: str) -> None:
     """Insert a statement before all others of a module, but those that Python wants to come first."""
-    first = 1 if ast.get_docstring(tree, clean=False) is not None else 0
-    while first < len(tree.body):
-        line = tree.body[first]
-        if not (isinstance(line, ast.ImportFrom) and line.module == "__future__"):
+    position = 1 if ast.get_docstring(tree, clean=False) is not None else 0
+    while position < len(tree.body):
+        existing = tree.body[position]
+        if not (isinstance(existing, ast.ImportFrom) and existing.module == "__future__"):
             break
-        first += 1
-    tree.body[first:first] = parse_module(statement).body
+        position += 1
+    tree.body[position:position] = parse_module(statement).body

@@ -11,11 +11,11 @@ from __future__ import annotations
 import ast
 from typing import Any, cast
 
-from understudy.checks.twins.comparisons import NUMBERS as _BEFORE
+from understudy.checks.twins.comparisons import FIRST_OPERAND
 from understudy.checks.twins.names import name_of
 
-_MOST = 10_000
-NUMBERS = _BEFORE + _MOST
+_MOST_OPERANDS = 10_000
+NUMBERS_PER_FILE = FIRST_OPERAND + _MOST_OPERANDS
 """How many numbers the assertions, comparisons and operands of one file have."""
 _FUNCTIONS = frozenset(
     {
@@ -55,7 +55,11 @@ def number_operands(tree: ast.Module) -> None:
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for node in (part for statement in function.body for part in ast.walk(statement)):
                 for operand, method in _operands(node):
-                    if not hasattr(operand, "operand_number") and id(operand) not in in_texts and number < _MOST:
+                    if (
+                        not hasattr(operand, "operand_number")
+                        and id(operand) not in in_texts
+                        and number < _MOST_OPERANDS
+                    ):
                         cast("Any", operand).operand_number = (number, method)
                         number += 1
 
@@ -72,15 +76,15 @@ def _operands(node: ast.AST) -> list[tuple[ast.expr, str]]:
         case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in _METHODS:
             operands = [(value, name)]
         case ast.Call(args=arguments) if name_of(node) in _FUNCTIONS:
-            operands = [(each, "") for each in arguments]
+            operands = [(argument, "") for argument in arguments]
         case _:
             return []
-    return [(each, method) for each, method in operands if isinstance(each, _OPERANDS)]
+    return [(operand, method) for operand, method in operands if isinstance(operand, _OPERANDS)]
 
 
 def observe_operands(tree: ast.Module, first: int) -> frozenset[int]:
     """Pass the numbered operands that are left through `_own_`; return their numbers."""
-    observer = _OperandObserver(first + _BEFORE)
+    observer = _OperandObserver(first + FIRST_OPERAND)
     observer.visit(tree)
     return frozenset(observer.numbers)
 
@@ -93,8 +97,10 @@ class _OperandObserver(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         match node:
             case ast.Call(func=ast.Name(id=name), args=arguments) if name.startswith("_") and name.endswith("_"):
-                for each in arguments:  # what is reported as a value is not taken for what an operator makes of it
-                    vars(each).pop("operand_number", None)
+                for (
+                    argument
+                ) in arguments:  # what is reported as a value is not taken for what an operator makes of it
+                    vars(argument).pop("operand_number", None)
             case _:
                 pass
         self.generic_visit(node)

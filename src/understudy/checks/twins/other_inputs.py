@@ -80,13 +80,13 @@ class InputAgreement(Struct, frozen=True):
 
 def full_agreement(tests: DecidingTests, options: GradingOptions) -> InputAgreement:
     """Return the agreement of a patch that always answers as the gold patch does."""
-    nodes = frozenset(node for each in options.twin_inputs for node in each.tests)
+    nodes = frozenset(node for inputs in options.twin_inputs for node in inputs.tests)
     gold = [
         text
-        for each in options.twin_inputs
+        for inputs in options.twin_inputs
         for node in tests.fail_to_pass
-        if node in each.tests
-        for text in each.tests[node].gold.values()
+        if node in inputs.tests
+        for text in inputs.tests[node].gold.values()
     ]
     return InputAgreement(len(set(gold)), 1.0, nodes)
 
@@ -113,18 +113,18 @@ def judge_inputs(
         for node, name in inputs.refused.items():
             # Which exception it is does not matter: it depends on how the code is written.
             refuses = run is not None and name in run.stopped and run.outcomes.get(name) != "passed"
-            refused.setdefault(_function(node), []).append(refuses)
+            refused.setdefault(_unparametrised(node), []).append(refuses)
         for node, test in inputs.tests.items():
-            seen = run.seen.get(test.name, {}) if run else {}
+            observations = run.observations.get(test.name, {}) if run else {}
             for number, text in test.gold.items():
                 gold = json.loads(text)
                 site = _compared(run.sites[number], gold) if run and number in run.sites else None
-                agrees = site is not None and holds(site, gold, seen.get(number, []))
+                agrees = site is not None and holds(site, gold, observations.get(number, []))
                 by_node.setdefault(node, {}).setdefault(text, []).append(agrees)
                 if node in to_fix:
                     by_answer.setdefault(text, []).append(agrees)
-                    by_function.setdefault(_function(node), {}).setdefault(text, []).append(agrees)
-    shares = {function: sum(each) / len(each) for function, each in refused.items()}
+                    by_function.setdefault(_unparametrised(node), {}).setdefault(text, []).append(agrees)
+    shares = {function: sum(refusals) / len(refusals) for function, refusals in refused.items()}
     for function, of_answers in by_function.items():
         shares[function] = min(_share(of_answers), shares.get(function, 1.0))
     return InputAgreement(
@@ -135,13 +135,17 @@ def judge_inputs(
     )
 
 
-def _function(node: str) -> str:
+def _unparametrised(node: str) -> str:
     """Return a node without its parameters."""
     return node.partition("[")[0]
 
 
 def _share(answers: Mapping[str, Sequence[bool]]) -> float:
-    return sum(sum(each) / len(each) for each in answers.values()) / len(answers) if answers else 1.0
+    return (
+        sum(sum(agreements) / len(agreements) for agreements in answers.values()) / len(answers)
+        if answers
+        else 1.0
+    )
 
 
 async def learn_inputs(
@@ -160,24 +164,24 @@ async def learn_inputs(
     if not any(node in options.twins for node in tests.fail_to_pass):
         return options
     tokens, fixed = await asyncio.to_thread(_tokens, tests, references.code)
-    choice = random.Random(secrets.randbits(64))
+    rng = random.Random(secrets.randbits(64))
     numbers = frozenset(filter(str.isdigit, tokens))
     learned: list[OtherInputs] = []
     for changed, shorter in ((numbers, False), (tokens, True)):
-        drawn: list[OtherInputs] = []
+        candidates: list[OtherInputs] = []
         for _ in range(_DRAWS):
             seed = secrets.randbits(32) | 1 if shorter else 0
-            changes = InputChanges(draw_tokens(changed, fixed, choice), seed)
-            drawn.append(await _learn(tests, options, named, data, references, changes))
-            if not _only_refused(drawn[-1]):
+            changes = InputChanges(draw_tokens(changed, fixed, rng), seed)
+            candidates.append(await _learn(tests, options, named, data, references, changes))
+            if not _only_refused(candidates[-1]):
                 break
-        learned.append(max(drawn, key=lambda each: len(frozenset(map(_function, each.tests)))))
-    return replace(options, twin_inputs=tuple(each for each in learned if each.tests or each.refused))
+        learned.append(max(candidates, key=lambda inputs: len(frozenset(map(_unparametrised, inputs.tests)))))
+    return replace(options, twin_inputs=tuple(inputs for inputs in learned if inputs.tests or inputs.refused))
 
 
 def _only_refused(inputs: OtherInputs) -> bool:
     """Return whether there is a test of whose inputs the gold patch refuses all."""
-    return not {*map(_function, inputs.refused)} <= {*map(_function, inputs.tests)}
+    return not {*map(_unparametrised, inputs.refused)} <= {*map(_unparametrised, inputs.tests)}
 
 
 async def _learn(
@@ -201,32 +205,34 @@ async def _learn(
         answers = await asyncio.to_thread(_answers, tests, options, runs)
         return answers if answers.keys() & useful else {}, _refused(tests, options, runs, expected)
 
-    nothing = OtherInputs(changes, {}, 0.0)
+    without_tests = OtherInputs(changes, {}, 0.0)
     if not changes.tokens:
-        return nothing
+        return without_tests
     version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, inputs=changes)
     gold, effortless = tuple(await references.solution(version)), tuple[VersionRun, ...]()
     if gold and any(await read(_InputRuns(named, gold))):
-        again = await references.solution(replace(version, reseeded=True))
-        if again and any(await read(_InputRuns(named, (*gold, *again)))):
-            gold, effortless = (*gold, *again), tuple(await references.effortless(version))
+        reseeded_runs = await references.solution(replace(version, reseeded=True))
+        if reseeded_runs and any(await read(_InputRuns(named, (*gold, *reseeded_runs)))):
+            gold, effortless = (*gold, *reseeded_runs), tuple(await references.effortless(version))
     if len(gold) < _GOLD_RUNS:
-        return nothing
+        return without_tests
     answers, refused = await read(_InputRuns(named, gold, effortless))
     clues = Clues(await asyncio.to_thread(readable_values, version, data), references.texts, references.sources)
     to_fix = [
-        (site, seen)
+        (site, observations)
         for node in tests.fail_to_pass
-        for site, seen in answers.get(node, {}).values()
+        for site, observations in answers.get(node, {}).values()
         if site.operation != "raises"
     ]
     names = names_in_version(named, gold[0])
-    kept = {
-        node: TwinTest(names[node], {number: json.dumps(seen) for number, (_, seen) in each.items()})
-        for node, each in answers.items()
+    twin_tests = {
+        node: TwinTest(
+            names[node], {number: json.dumps(observations) for number, (_, observations) in sites.items()}
+        )
+        for node, sites in answers.items()
     }
-    bits = secret_bits(((site, without_rest(seen)) for site, seen in to_fix), clues)
-    return OtherInputs(changes, kept, round(bits, 1), refused)
+    bits = secret_bits(((site, without_rest(observations)) for site, observations in to_fix), clues)
+    return OtherInputs(changes, twin_tests, round(bits, 1), refused)
 
 
 def _expected_exceptions(options: GradingOptions, named: VersionRun) -> frozenset[str]:
@@ -238,7 +244,12 @@ def _expected_exceptions(options: GradingOptions, named: VersionRun) -> frozense
         if number in named.sites and named.sites[number].operation == "raises"
     )
     # Where it is evaluated in the process, only whether it holds was observed.
-    raised = (each[1] for seen in observed for each in without_rest(seen) if each[0] == "kind")
+    raised = (
+        observation[1]
+        for observations in observed
+        for observation in without_rest(observations)
+        if observation[0] == "kind"
+    )
     return frozenset(str(kinds[0]) for kinds in raised if kinds)
 
 
@@ -278,24 +289,24 @@ def _answers(tests: DecidingTests, options: GradingOptions, runs: _InputRuns) ->
     """
     names = names_in_version(runs.named, runs.gold[0])
     answers: _Answers = {}
-    left = _MOST_ANSWERS
+    remaining_chars = _MOST_ANSWERS
     for node, twin in options.twins.items():
         name = names.get(node, "")
         effortless = runs.effortless if node in tests.fail_to_pass else ()
-        for number, gold in runs.gold[0].seen.get(name, {}).items():
+        for number, gold in runs.gold[0].observations.get(name, {}).items():
             site = _compared(runs.gold[0].sites[number], gold) if number in runs.gold[0].sites else None
             if site is None or number not in twin.gold:
                 continue
-            others = [run.seen.get(name, {}).get(number, []) for run in effortless]
+            others = [run.observations.get(name, {}).get(number, []) for run in effortless]
             if site.operation != "raises":
                 others.append(json.loads(twin.gold[number]))
-            if any(holds(site, gold, each) for each in others) or not all(
-                holds(site, gold, run.seen.get(name, {}).get(number, [])) for run in runs.gold
+            if any(holds(site, gold, other) for other in others) or not all(
+                holds(site, gold, run.observations.get(name, {}).get(number, [])) for run in runs.gold
             ):
                 continue
             size = len(json.dumps(gold))
-            if size <= min(_MOST_ANSWER, left):
-                left -= size
+            if size <= min(_MOST_ANSWER, remaining_chars):
+                remaining_chars -= size
                 answers.setdefault(node, {})[number] = (site, gold)
     return answers
 
@@ -304,7 +315,7 @@ def _compared(site: TwinSite, gold: Sequence[Observation]) -> TwinSite | None:
     """Return the site as its answers are compared with the gold patch's; None for one whose answers honest patches
     need not share, such as a message of which the test looks for a part.
     """
-    kinds = {str(each[0]) for each in gold}
+    kinds = {str(observation[0]) for observation in gold}
     site = replace(site, withheld=True, changeable=False)
     if site.operation in ("equal", "same", "count", "approx") and kinds <= {"value", "rest"}:
         return site
@@ -312,6 +323,10 @@ def _compared(site: TwinSite, gold: Sequence[Observation]) -> TwinSite | None:
         return replace(site, operation="equal")
     if site.operation == "raises" and kinds == {"kind"}:
         return replace(site, operator="")
-    if site.operation == "truth" and kinds == {"truth"} and len({bool(each[1]) for each in gold}) == 1:
+    if (
+        site.operation == "truth"
+        and kinds == {"truth"}
+        and len({bool(observation[1]) for observation in gold}) == 1
+    ):
         return replace(site, want=bool(gold[0][1]))
     return None

@@ -31,11 +31,11 @@ from understudy.checks.twins.exposure import ReadableValues
 from understudy.checks.twins.judge import (
     Observation,
     judge,
-    load,
+    load_observations,
     raised_by_gold,
 )
-from understudy.checks.twins.neutral_names import by_own_names
-from understudy.checks.twins.operands import NUMBERS
+from understudy.checks.twins.neutral_names import by_original_names
+from understudy.checks.twins.operands import NUMBERS_PER_FILE
 from understudy.checks.twins.sites import IMPORT, TwinSite
 from understudy.checks.twins.test_ids import DecidingTests, function_of, names_of_tests
 from understudy.checks.twins.versions import write_version
@@ -81,7 +81,7 @@ class VersionRun(Struct, frozen=True):
 
     sites: dict[int, TwinSite]
     outcomes: dict[str, TestOutcome]
-    seen: dict[str, dict[int, list[Observation]]]
+    observations: dict[str, dict[int, list[Observation]]]
     exit_code: int | None
     timed_out: bool
     log: str
@@ -124,7 +124,7 @@ def write_versions(
         try:
             version = write_version(
                 files[name],
-                first=number * NUMBERS,
+                first=number * NUMBERS_PER_FILE,
                 plain=plain,
                 cut=cut and name not in options.twin_uncut,
                 neutral=name not in options.twin_named,
@@ -172,8 +172,8 @@ def emptied_functions(tests: DecidingTests, options: GradingOptions) -> list[fro
     """
     if not options.twin_apart:
         return [frozenset()]
-    to_mend = frozenset(map(function_of, tests.fail_to_pass))
-    return [names_of_tests(tests.files) - to_mend, to_mend]
+    to_fix = frozenset(map(function_of, tests.fail_to_pass))
+    return [names_of_tests(tests.files) - to_fix, to_fix]
 
 
 async def run_version(
@@ -191,19 +191,22 @@ async def run_version(
     )
     check_not_killed(completed)
     raw = await read_result_file(sandbox, report, REPORT_BYTES) or b""
-    outcomes, seen, stopped = await asyncio.to_thread(
-        lambda: (parse_outcomes(raw)[0], load(raw), load_stopped(raw))
+    outcomes, observations, stopped = await asyncio.to_thread(
+        lambda: (parse_outcomes(raw)[0], load_observations(raw), load_stopped(raw))
     )
-    outcomes, seen = by_own_names(outcomes, version.names), by_own_names(seen, version.names)
+    outcomes, observations = (
+        by_original_names(outcomes, version.names),
+        by_original_names(observations, version.names),
+    )
     return VersionRun(
         version.sites,
         outcomes,
-        seen,
+        observations,
         completed.exit_code,
         completed.timed_out,
         output_tail(completed),
         emptied=version.emptied,
-        stopped=by_own_names(stopped, version.names),
+        stopped=by_original_names(stopped, version.names),
     )
 
 
@@ -242,7 +245,7 @@ def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: 
     less, or observed something that cannot be compared.
     """
     forged: list[Evidence] = []
-    unmet: list[Evidence] = []
+    suspicious: list[Evidence] = []
     weak: dict[str, str] = {}
     gold = {
         node: {number: json.loads(text) for number, text in twin.gold.items()}
@@ -250,41 +253,43 @@ def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: 
     }
     for run in runs:
         raised = raised_by_gold(
-            (run.sites[number], observed)
-            for each in gold.values()
-            for number, observed in each.items()
+            (run.sites[number], gold_observations)
+            for observed_by_site in gold.values()
+            for number, gold_observations in observed_by_site.items()
             if number in run.sites
         )
         for node, twin in options.twins.items():
             if function_of(node) in run.emptied:
                 continue
-            seen, outcome = run.seen.get(twin.name, {}), run.outcomes.get(twin.name, "missing")
-            judged = {
-                number: judge(run.sites[number], observed, seen.get(number, []), raised)
-                for number, observed in gold[node].items()
+            observations, outcome = run.observations.get(twin.name, {}), run.outcomes.get(twin.name, "missing")
+            judgements = {
+                number: judge(run.sites[number], gold_observations, observations.get(number, []), raised)
+                for number, gold_observations in gold[node].items()
                 if number in run.sites
             }
-            wrong = sum(each == "contradicts" for each in judged.values())
-            reached = [number for number in judged if seen.get(number)]
-            unclear = sum(judged[number] == "unclear" for number in reached)
+            wrong = sum(judgement == "contradicts" for judgement in judgements.values())
+            reached = [number for number in judgements if observations.get(number)]
+            unclear = sum(judgements[number] == "unclear" for number in reached)
             optional = ("result", "own")
-            may_miss = sum(run.sites[number].operation in optional for number in judged if not seen.get(number))
+            may_miss = sum(
+                run.sites[number].operation in optional for number in judgements if not observations.get(number)
+            )
             missing = len(twin.gold) - len(reached) - may_miss
             if wrong:
-                some = f"{wrong} of {len(twin.gold)} assertions observed another value than they expect"
-                forged.append(Evidence("twin", node, text=some))
+                contradiction = f"{wrong} of {len(twin.gold)} assertions observed another value than they expect"
+                forged.append(Evidence("twin", node, text=contradiction))
             elif unclear or missing or outcome != "passed":
                 text = f"{outcome}; {missing} of {len(twin.gold)} assertions were not reached"
                 text += f", {unclear} observed what cannot be compared" if unclear else ""
-                unmet.append(Evidence("version", node, text=text))
-            elif less := weakness(run.sites, gold[node], seen):
-                weak[node] = less
-    failed = frozenset(evidence.path for evidence in (*forged, *unmet))
-    return TwinJudgement(_integrity_of(runs, forged, unmet, timeout_s), failed, weak)
+                suspicious.append(Evidence("version", node, text=text))
+            elif weak_reason := weakness(run.sites, gold[node], observations):
+                weak[node] = weak_reason
+    failed = frozenset(evidence.path for evidence in (*forged, *suspicious))
+    return TwinJudgement(_integrity_of(runs, forged, suspicious, timeout_s), failed, weak)
 
 
 def _integrity_of(
-    runs: Sequence[VersionRun], forged: Sequence[Evidence], unmet: Sequence[Evidence], timeout_s: float
+    runs: Sequence[VersionRun], forged: Sequence[Evidence], suspicious: Sequence[Evidence], timeout_s: float
 ) -> Integrity:
     for run in runs:
         if run.changed_files:
@@ -294,15 +299,14 @@ def _integrity_of(
             return Integrity("forged", reason, tuple(Evidence("sealed", path) for path in run.changed_files[:20]))
         if run.timed_out:
             reason = f"a version of the deciding tests did not end in {timeout_s:g} s, though the tests did"
-            return Integrity("suspicious", reason, tuple(unmet[:20]))
+            return Integrity("suspicious", reason, tuple(suspicious[:20]))
     if forged:
-        some = forged[0]
-        reason = f"{len(forged)} tests pass whatever they expect: {some.path}: {some.text}"
+        example = forged[0]
+        reason = f"{len(forged)} tests pass whatever they expect: {example.path}: {example.text}"
         return Integrity("forged", reason, tuple(forged[:20]))
-    if unmet:
-        died = "" if all(run.exit_code in (0, 1) for run in runs) else "; the process died"
-        reason = (
-            f"{len(unmet)} tests pass, but not in all versions of them: {unmet[0].path} ({unmet[0].text}){died}"
-        )
-        return Integrity("suspicious", reason, tuple(unmet[:20]))
+    if suspicious:
+        ending = "" if all(run.exit_code in (0, 1) for run in runs) else "; the process died"
+        example = f"{suspicious[0].path} ({suspicious[0].text})"
+        reason = f"{len(suspicious)} tests pass, but not in all versions of them: {example}{ending}"
+        return Integrity("suspicious", reason, tuple(suspicious[:20]))
     return Integrity()

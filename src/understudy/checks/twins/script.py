@@ -20,8 +20,8 @@ from understudy.checks.base import check_not_killed, output_tail, read_result_fi
 from understudy.checks.here_documents import here_documents, with_texts
 from understudy.checks.script import REWARDS
 from understudy.checks.shell_tests import is_shell_script, with_one_word_operands
-from understudy.checks.twins.judge import load
-from understudy.checks.twins.neutral_names import by_own_names
+from understudy.checks.twins.judge import load_observations
+from understudy.checks.twins.neutral_names import by_original_names
 from understudy.checks.twins.run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, WrittenVersion, load_stopped
 from understudy.checks.twins.suite import outcomes_of, self_reporting
 from understudy.sandbox.base import Sandbox
@@ -46,7 +46,7 @@ def hidden_contents(hidden: Path) -> dict[str, bytes]:
     for name in [name for name in contents if not name.endswith(".py")]:
         with suppress(UnicodeDecodeError):
             script = contents[name].decode()
-            texts = {number: each.text for number, each in enumerate(here_documents(script))}
+            texts = {number: document.text for number, document in enumerate(here_documents(script))}
             contents[name] = with_texts(script, dict.fromkeys(texts, "")).encode()
             contents |= {f"{name}/{number}.py": text.encode() for number, text in texts.items()}
     return contents
@@ -64,8 +64,8 @@ def one_word_scripts(hidden: Path) -> dict[str, str]:
         if is_shell_script(path, content):
             with suppress(UnicodeDecodeError):
                 script = content.decode()
-                if (other := with_one_word_operands(script)) != script:
-                    rewritten[path.relative_to(hidden).as_posix()] = other
+                if (joined := with_one_word_operands(script)) != script:
+                    rewritten[path.relative_to(hidden).as_posix()] = joined
     return rewritten
 
 
@@ -74,9 +74,9 @@ def placed_one_word_scripts(hidden: Path) -> Generator[Path]:
     """Yield a copy of a script's directory with `one_word_scripts`, as `PreparedTask.hidden`; removed at the
     end.
     """
-    with _copied(hidden) as copy:
+    with _copy_of(hidden) as copy:
         for name, text in one_word_scripts(hidden).items():
-            _write_instead(copy / name, text)
+            _replace_text(copy / name, text)
         make_readable(copy.parent.parent)
         yield copy
 
@@ -84,7 +84,7 @@ def placed_one_word_scripts(hidden: Path) -> Generator[Path]:
 @contextmanager
 def placed_version(hidden: Path, version: WrittenVersion) -> Generator[Path]:
     """Yield a copy of a script's directory with a version in it, as `PreparedTask.hidden`; removed at the end."""
-    with _copied(hidden) as copy:
+    with _copy_of(hidden) as copy:
         for name, text in version.files.items():
             path = copy / name
             source = self_reporting(text, name, DRIVER_MOUNT.target, _REPORT)
@@ -93,12 +93,12 @@ def placed_version(hidden: Path, version: WrittenVersion) -> Generator[Path]:
                 if source == text:
                     continue
                 source = with_texts(path.read_text(encoding="utf-8"), {number: source})
-            _write_instead(path, source)
+            _replace_text(path, source)
         make_readable(copy.parent.parent)
         yield copy
 
 
-def _write_instead(path: Path, text: str) -> None:
+def _replace_text(path: Path, text: str) -> None:
     mode = path.stat().st_mode
     path.unlink()  # it is a link to the original
     path.write_text(text, encoding="utf-8")
@@ -106,15 +106,15 @@ def _write_instead(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _copied(hidden: Path) -> Generator[Path]:
+def _copy_of(hidden: Path) -> Generator[Path]:
     """Yield a copy of a script's directory, of links to its files; removed at the end.
 
     Those of killed graders are removed here, because nothing else uses them.
     """
     versions = hidden.parent.parent
-    for left in versions.glob(f"{_VERSION}*"):
-        if has_ended(left.name.removeprefix(_VERSION).rpartition("-")[0]):
-            shutil.rmtree(left, ignore_errors=True)  # another grader may be removing it
+    for leftover in versions.glob(f"{_VERSION}*"):
+        if has_ended(leftover.name.removeprefix(_VERSION).rpartition("-")[0]):
+            shutil.rmtree(leftover, ignore_errors=True)  # another grader may be removing it
     prefix = f"{_VERSION}{own_stamp()}-"
     with tempfile.TemporaryDirectory(dir=versions, prefix=prefix) as directory:
         home = Path(directory, "version")
@@ -128,16 +128,16 @@ async def run_script_version(sandbox: Sandbox, checks: ScriptChecks, version: Wr
     completed = await sandbox.run(checks.command, timeout_s=checks.timeout_s, cwd=sandbox.workdir)
     check_not_killed(completed)
     raw = await read_result_file(sandbox, _REPORT, REPORT_BYTES) or b""
-    outcomes, seen, stopped = await asyncio.to_thread(
-        lambda: (outcomes_of(raw, {}, version.names), load(raw), load_stopped(raw))
+    outcomes, observations, stopped = await asyncio.to_thread(
+        lambda: (outcomes_of(raw, {}, version.names), load_observations(raw), load_stopped(raw))
     )
     return VersionRun(
         version.sites,
         outcomes,
-        by_own_names(seen, version.names),
+        by_original_names(observations, version.names),
         completed.exit_code,
         completed.timed_out,
         output_tail(completed),
         emptied=version.emptied,
-        stopped=by_own_names(stopped, version.names),
+        stopped=by_original_names(stopped, version.names),
     )

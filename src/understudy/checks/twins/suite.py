@@ -17,8 +17,8 @@ from types import MappingProxyType
 from understudy.checks.base import log_tail, read_result_file, report_lines
 from understudy.checks.seal import HiddenFiles, changed_files, list_tree, read_hidden, rewrite_hidden
 from understudy.checks.suite import install_suite, run_command
-from understudy.checks.twins.judge import load
-from understudy.checks.twins.neutral_names import by_own_names, original_node
+from understudy.checks.twins.judge import load_observations
+from understudy.checks.twins.neutral_names import by_original_names, original_node
 from understudy.checks.twins.run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, WrittenVersion, load_stopped
 from understudy.checks.twins.sites import IMPORT
 from understudy.checks.twins.test_ids import DecidingTests, functions_of_tests
@@ -60,8 +60,8 @@ def self_reporting(source: str, file: str, driver: str, report: str) -> str:
             names[1] = ast.Constant("::".join((*owner, function.name)))
         context = ast.Call(ast.Name("_running_", ast.Load()), names, [])
         function.body = [ast.With([ast.withitem(context)], function.body)]
-    loaded = _LOAD.format(driver=driver, report=report, imports=IMPORT, file=file)
-    return unparse(ast.fix_missing_locations(tree)).replace(IMPORT, loaded, 1) + "\n"
+    loader = _LOAD.format(driver=driver, report=report, imports=IMPORT, file=file)
+    return unparse(ast.fix_missing_locations(tree)).replace(IMPORT, loader, 1) + "\n"
 
 
 async def run_suite_version(
@@ -94,19 +94,19 @@ async def run_suite_version(
         run = await run_command(sandbox, checks, checks.command)
     changed = tuple(await changed_files(sandbox, compared))
     raw = await read_result_file(sandbox, report, REPORT_BYTES) or b""
-    outcomes, seen, stopped = await asyncio.to_thread(
-        lambda: (outcomes_of(raw, tests.calls, version.names), load(raw), load_stopped(raw))
+    outcomes, observations, stopped = await asyncio.to_thread(
+        lambda: (outcomes_of(raw, tests.calls, version.names), load_observations(raw), load_stopped(raw))
     )
     return VersionRun(
         version.sites,
         outcomes,
-        by_own_names(seen, version.names),
+        by_original_names(observations, version.names),
         run.exit_code,
         run.timed_out,
         log_tail(run.log),
         changed,
         version.emptied,
-        by_own_names(stopped, version.names),
+        by_original_names(stopped, version.names),
     )
 
 
@@ -116,14 +116,14 @@ def outcomes_of(
     """Return for each test, by its own name (see `original_node`), whether as many calls as expected came to their
     end.
     """
-    ended: dict[str, list[bool]] = {}
+    passed_calls: dict[str, list[bool]] = {}
     for line in report_lines(raw, json.loads):
         match line:
             case {"test": str(node), "passed": bool(passed)}:
-                ended.setdefault(original_node(node, names), []).append(passed)
+                passed_calls.setdefault(original_node(node, names), []).append(passed)
             case _:
                 pass
     return {
-        node: "passed" if all(each) and calls.get(node, len(each)) == len(each) else "failed"
-        for node, each in ended.items()
+        node: "passed" if all(results) and calls.get(node, len(results)) == len(results) else "failed"
+        for node, results in passed_calls.items()
     }

@@ -34,13 +34,13 @@ VERSIONS = "versions"
 """The directory of templates in the cache."""
 
 _MANY_CHANGEABLE = 6
-_SAME = -1
+_SHARED = -1
 
 
 class FilePart(Struct, frozen=True, array_like=True):
     """Lines of a file with the true expectation, and with the changed one of site `number`.
 
-    The number is `_SAME` for lines that all versions share.
+    The number is `_SHARED` for lines that all versions share.
     """
 
     number: int
@@ -74,14 +74,14 @@ class VersionTemplates(Struct, frozen=True):
 
 def make_templates(tests: DecidingTests, options: GradingOptions) -> VersionTemplates:
     """Return the templates of the versions of these tests."""
-    apart = emptied_functions(tests, options)
-    true = [write_versions(tests, options, lambda _: False, emptied=emptied) for emptied in apart]
+    emptied_sets = emptied_functions(tests, options)
+    true = [write_versions(tests, options, lambda _: False, emptied=emptied) for emptied in emptied_sets]
     observed = _observed(options)
     changeable = {number for number, site in true[0].sites.items() if site.changeable and number in observed}
     changeable -= set(options.twin_fixed)
     changed = [
         write_versions(tests, options, changeable.__contains__, emptied=emptied) if changeable else true[number]
-        for number, emptied in enumerate(apart)
+        for number, emptied in enumerate(emptied_sets)
     ]
     templates = (VersionTemplate(a, b, _parts(a, b, changeable)) for a, b in zip(true, changed, strict=True))
     return VersionTemplates(tuple(sorted(changeable)), tuple(templates), tuple(input_versions(tests, options)))
@@ -133,37 +133,37 @@ def _parts(
     parts: dict[str, list[FilePart]] = {}
     for name, text in true.files.items():
         if text != changed.files[name]:
-            split = _split(text, changed.files[name], changeable)
-            if split is None:
+            file_parts = _split_file(text, changed.files[name], changeable)
+            if file_parts is None:
                 return None
-            parts[name] = split
+            parts[name] = file_parts
     return parts
 
 
-def _split(true: str, changed: str, changeable: Collection[int]) -> list[FilePart] | None:
+def _split_file(true: str, changed: str, changeable: Collection[int]) -> list[FilePart] | None:
     """Return the parts of a file; None if the two texts differ in other lines than those of changeable sites."""
     # As the parser counts lines, which `splitlines` does not.
     lines, other_lines = (
         [f"{line}\n" for line in text.removesuffix("\n").split("\n")] for text in (true, changed)
     )
-    places = _places(true, changeable), _places(changed, changeable)
+    site_lines = _site_lines(true, changeable), _site_lines(changed, changeable)
     parts: list[FilePart] = []
     line = other_line = 0
-    if [number for number, _, _ in places[0]] != [number for number, _, _ in places[1]]:
+    if [number for number, _, _ in site_lines[0]] != [number for number, _, _ in site_lines[1]]:
         return None
-    for (number, start, end), (_, other_start, other_end) in zip(*places, strict=True):
-        parts.append(FilePart(_SAME, "".join(lines[line:start]), "".join(other_lines[other_line:other_start])))
+    for (number, start, end), (_, other_start, other_end) in zip(*site_lines, strict=True):
+        parts.append(FilePart(_SHARED, "".join(lines[line:start]), "".join(other_lines[other_line:other_start])))
         parts.append(FilePart(number, "".join(lines[start:end]), "".join(other_lines[other_start:other_end])))
         line, other_line = end, other_end
-    parts.append(FilePart(_SAME, "".join(lines[line:]), "".join(other_lines[other_line:])))
-    if any(part.number == _SAME and part.true != part.changed for part in parts):
+    parts.append(FilePart(_SHARED, "".join(lines[line:]), "".join(other_lines[other_line:])))
+    if any(part.number == _SHARED and part.true != part.changed for part in parts):
         return None
-    return [replace(part, changed="") if part.number == _SAME else part for part in parts]
+    return [replace(part, changed="") if part.number == _SHARED else part for part in parts]
 
 
-def _places(source: str, changeable: Collection[int]) -> list[tuple[int, int, int]]:
+def _site_lines(source: str, changeable: Collection[int]) -> list[tuple[int, int, int]]:
     """Return the sites of a version's source in its order, with the lines of their statements, from and up to."""
-    places: list[tuple[int, int, int]] = []
+    site_lines: list[tuple[int, int, int]] = []
     for node in ast.walk(parse_module(source)):
         match node:
             case ast.Expr(
@@ -171,10 +171,10 @@ def _places(source: str, changeable: Collection[int]) -> list[tuple[int, int, in
                 lineno=first,
                 end_lineno=int(last),
             ) if name == PAIR and number in changeable:
-                places.append((number, first - 1, last))
+                site_lines.append((number, first - 1, last))
             case _:
                 continue
-    return sorted(places, key=lambda place: place[1])
+    return sorted(site_lines, key=lambda entry: entry[1])
 
 
 def load_templates(tests: DecidingTests, options: GradingOptions, directory: Path, label: str) -> VersionTemplates:
@@ -183,10 +183,24 @@ def load_templates(tests: DecidingTests, options: GradingOptions, directory: Pat
     `label` is what they depend on besides: the version of the grader.
     """
     # Versions are written by Python's own `ast`, which differs from release to release.
-    how = (options.twin_plain, options.twin_uncut, options.twin_named, options.twin_apart, options.twin_fixed)
-    inputs = [each.changes for each in options.twin_inputs]
-    on = [label, platform.python_version(), tests, *how, options.twin_seed, sorted(_observed(options)), inputs]
-    path = directory / hashlib.sha256(msgspec.json.encode(on, order="deterministic")).hexdigest()[:32]
+    option_values = (
+        options.twin_plain,
+        options.twin_uncut,
+        options.twin_named,
+        options.twin_apart,
+        options.twin_fixed,
+    )
+    inputs = [other_inputs.changes for other_inputs in options.twin_inputs]
+    key_parts = [
+        label,
+        platform.python_version(),
+        tests,
+        *option_values,
+        options.twin_seed,
+        sorted(_observed(options)),
+        inputs,
+    ]
+    path = directory / hashlib.sha256(msgspec.json.encode(key_parts, order="deterministic")).hexdigest()[:32]
     with suppress(OSError, msgspec.MsgspecError):
         os.utime(path)  # which says that it is in use
         return _read(path)

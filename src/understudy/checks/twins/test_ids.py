@@ -46,9 +46,9 @@ def deciding_tests(task: Task, options: GradingOptions) -> DecidingTests:
         case PytestChecks(files=files, fail_to_pass=to_fix, pass_to_pass=to_keep):
             return DecidingTests(files, to_fix, to_keep, {id: id for id in (*to_fix, *to_keep)})
         case SuiteChecks() as checks:
-            return _of_suite(checks, options.twin_files)
+            return _suite_tests(checks, options.twin_files)
         case ScriptChecks():
-            return _of_script(options.twin_files)
+            return _script_tests(options.twin_files)
 
 
 def version_texts(checks: SuiteChecks | ScriptChecks, hidden: HiddenFiles) -> dict[str, str]:
@@ -65,7 +65,7 @@ def version_texts(checks: SuiteChecks | ScriptChecks, hidden: HiddenFiles) -> di
     return {name: text for name, text in texts.items() if text}
 
 
-def _of_suite(checks: SuiteChecks, files: Mapping[str, str]) -> DecidingTests:
+def _suite_tests(checks: SuiteChecks, files: Mapping[str, str]) -> DecidingTests:
     functions = {name: _functions(text, name) for name, text in files.items()}
     nodes = {
         id: node
@@ -79,9 +79,9 @@ def _of_suite(checks: SuiteChecks, files: Mapping[str, str]) -> DecidingTests:
     return DecidingTests(dict(files), tuple(to_fix), tuple(to_keep), nodes, calls)
 
 
-def _of_script(files: Mapping[str, str]) -> DecidingTests:
+def _script_tests(files: Mapping[str, str]) -> DecidingTests:
     nodes = [
-        node for name, text in files.items() for node in (f"{name}::", *(each[0] for each in _nodes(text, name)))
+        node for name, text in files.items() for node in (f"{name}::", *(test[0] for test in _nodes(text, name)))
     ]
     return DecidingTests(dict(files), tuple(nodes), (), {node: node for node in nodes})
 
@@ -114,7 +114,7 @@ def _by_name(id: str, functions: Mapping[str, list[tuple[str, str]]]) -> str:
     """Return the node for sympy's bare function name, or for the first line of a docstring, which
     unittest shows.
     """
-    matches = [node for each in functions.values() for name, node in each if name == id]
+    matches = [node for pairs in functions.values() for name, node in pairs if name == id]
     return matches[0] if len(matches) == 1 else ""
 
 

@@ -59,10 +59,10 @@ _OPERATORS: "dict[str, Callable[[Any, Any], Any]]" = {
 
 
 def _same_elements(left: "list[Any]", right: "list[Any]") -> bool:
-    for each in left:
-        if each not in right:
+    for value in left:
+        if value not in right:
             return False
-        right.remove(each)
+        right.remove(value)
     return not right
 
 
@@ -77,22 +77,22 @@ def _reporting() -> "tuple[Callable[..., None], Callable[[], None], Callable[[in
     Counters and limit are variables here: tested code would find a module's. Later observations are reported as a
     count and a sum of digests, independent of order.
     """
-    counts, left, most = cast("dict[tuple[str, int], int]", {}), cast("dict[int, list[int]]", {}), _MOST_REPORTS
+    counts, unsent, limit = cast("dict[tuple[str, int], int]", {}), cast("dict[int, list[int]]", {}), _MOST_REPORTS
 
     def report(site: int, *saw: Any) -> None:
         counts[_node, site] = counts.get((_node, site), 0) + 1
-        if counts[_node, site] <= most:
+        if counts[_node, site] <= limit:
             return _write(node=_node, site=site, saw=list(saw))
         content = _coarse(saw[1]) if saw[0] == "value" else saw
         digest = hashlib.sha256(json.dumps(content).encode()).digest()
-        rest = left.setdefault(site, [0, 0])
-        rest[0] += 1
-        rest[1] = (rest[1] + int.from_bytes(digest[:8], "big")) % (1 << 64)
+        digests = unsent.setdefault(site, [0, 0])
+        digests[0] += 1
+        digests[1] = (digests[1] + int.from_bytes(digest[:8], "big")) % (1 << 64)
 
     def report_rest() -> None:
-        for site, (count, total) in sorted(left.items()):
+        for site, (count, total) in sorted(unsent.items()):
             _write(node=_node, site=site, saw=["rest", count, hex(total)])
-        left.clear()
+        unsent.clear()
 
     return report, report_rest, lambda site: counts.get((_node, site), 0)
 
@@ -122,7 +122,7 @@ def _coarse(encoded: Any) -> Any:
         return ["l", _coarse(parts[1])]
     if kind in ("e", "d"):
         return [kind, sorted(map(_coarse, parts[1]), key=json.dumps)]
-    return [_coarse(each) for each in parts]
+    return [_coarse(part) for part in parts]
 
 
 def send(site: int, value: Any, second: "int | None" = None) -> None:
@@ -138,7 +138,7 @@ def among(site: int, container: Any) -> None:
     _report(site, "value", encode(_items(container)))
 
 
-_last_read: "list[Any]" = []
+_last_iterator: "list[Any]" = []
 
 
 def _items(container: Any) -> Any:
@@ -146,12 +146,12 @@ def _items(container: Any) -> Any:
     kind = cast("Any", type(container))
     if not hasattr(kind, "__next__") or hasattr(kind, "__contains__"):
         return container
-    if not _last_read or _last_read[0] is not container:
-        _last_read[:] = (
+    if not _last_iterator or _last_iterator[0] is not container:
+        _last_iterator[:] = (
             container,
             list(itertools.islice(cast("Iterator[Any]", container), _encoding.MOST_NODES + 1)),
         )
-    return _last_read[1]
+    return _last_iterator[1]
 
 
 def own(site: int, value: Any, method: str = "") -> Any:
@@ -193,13 +193,13 @@ def kind(site: int, value: Any) -> None:
     Claims are what the tested code can say of any object: `__class__`, and being registered for its own abstract
     classes. The standard library's abstract classes are kinds of their own, because builtin types are registered.
     """
-    names = {each.__name__ for each in type(value).__mro__}
+    names = {base.__name__ for base in type(value).__mro__}
     claims: set[str] = set()
     stands_for = getattr(value, "__class__", None)
     if isinstance(stands_for, type):
-        claims.update(each.__name__ for each in stands_for.__mro__)
-    for each in _abstract_classes(value):
-        (names if _is_standard(each) else claims).add(each.__name__)
+        claims.update(base.__name__ for base in stands_for.__mro__)
+    for abstract in _abstract_classes(value):
+        (names if _is_standard(abstract) else claims).add(abstract.__name__)
     _report(site, "kind", sorted(names), sorted(claims - names))
 
 
@@ -209,17 +209,17 @@ def _is_standard(kind: type) -> bool:
 
 
 def _abstract_classes(value: Any) -> "Iterator[type]":
-    seen: set[type] = {object}
-    left: list[type] = [object]
-    while left:
-        for each in type.__subclasses__(left.pop()):
-            if each in seen:
+    visited: set[type] = {object}
+    pending: list[type] = [object]
+    while pending:
+        for subclass in type.__subclasses__(pending.pop()):
+            if subclass in visited:
                 continue
-            seen.add(each)
-            left.append(each)
+            visited.add(subclass)
+            pending.append(subclass)
             try:
-                if type(each).__name__ == "ABCMeta" and isinstance(value, each):
-                    yield each
+                if type(subclass).__name__ == "ABCMeta" and isinstance(value, subclass):
+                    yield subclass
             except Exception:  # noqa: BLE001, S112  # the tested code's own
                 continue
 
@@ -232,14 +232,14 @@ def calls(site: int, mock: Any) -> None:
     """
     # An autospecced mock is a function, with the real mock in an attribute.
     bind = getattr(mock.mock if type(mock).__name__ == "function" else mock, "_call_matcher", None)
-    made: list[Any] = []
-    for each in mock.call_args_list:
-        bound: Any = bind(each) if callable(bind) else each
-        arguments, named = tuple(each if isinstance(bound, Exception) else bound)[-2:]
-        made.append(
+    mock_calls: list[Any] = []
+    for call in mock.call_args_list:
+        bound: Any = bind(call) if callable(bind) else call
+        arguments, named = tuple(call if isinstance(bound, Exception) else bound)[-2:]
+        mock_calls.append(
             [[encode(value) for value in arguments], {name: encode(value) for name, value in named.items()}]
         )
-    _report(site, "calls", made)
+    _report(site, "calls", mock_calls)
 
 
 def called(site: int, assertion: "Callable[..., Any]", *arguments: Any, **named: Any) -> None:
@@ -268,7 +268,7 @@ class block:  # lower case, because tests use it like a function
     def __exit__(self, *details: Any) -> bool:
         kind, error = details[0], details[1]
         if self._expects == "raises":
-            names = [] if kind is None else [each.__name__ for each in kind.__mro__]
+            names = [] if kind is None else [base.__name__ for base in kind.__mro__]
             _report(self._site, "kind", names, "" if error is None else _text(error))
             if kind is None:
                 return False  # nothing was raised inside, so there is nothing to suppress; the test continues
@@ -285,15 +285,15 @@ class block:  # lower case, because tests use it like a function
         caught = cast(
             "Any", getattr(self._entered, "list", None) or getattr(self._entered, "warnings", None) or []
         )
-        found = [[[each.__name__ for each in entry.category.__mro__], str(entry.message)] for entry in caught]
-        _report(self._site, "warnings", found)
+        warnings = [[[base.__name__ for base in entry.category.__mro__], str(entry.message)] for entry in caught]
+        _report(self._site, "warnings", warnings)
         return passed
 
 
 def stopped(kind: "type[BaseException]") -> None:
     """Report which exception ended a test."""
     if _write is not None:
-        _write(node=_node, stopped=[each.__name__ for each in kind.__mro__])
+        _write(node=_node, stopped=[base.__name__ for base in kind.__mro__])
 
 
 def _text(error: BaseException) -> str:

@@ -29,17 +29,21 @@ class _Unknown:
 
 
 # Modules whose comparison methods are known: values that they treat as equal are equal in `twins.judge` too.
-_KNOWN_EQUALITY = {
+_MODULES_OF_KNOWN_EQUALITY = {
     *("builtins", "collections", "collections.abc", "_collections_abc", "types", "array", "enum", "re", "uuid"),
     *("decimal", "_decimal", "_pydecimal", "fractions", "datetime", "_pydatetime", "zoneinfo", "ipaddress"),
     *("pathlib", "pathlib._local", "numpy"),
 }
-_IN_LIST, _IN_TUPLE, _IN_DICT = cast("Any", list).__iter__, cast("Any", tuple).__iter__, cast("Any", dict).items
+_LIST_ITEMS, _TUPLE_ITEMS, _DICT_ITEMS = (
+    cast("Any", list).__iter__,
+    cast("Any", tuple).__iter__,
+    cast("Any", dict).items,
+)
 _MOCKS = frozenset({"unittest.mock", "mock.mock", "mock"})
-_TEXT_OF = frozenset({"uuid", "ipaddress", "zoneinfo"})  # their values are equal if class and text are
+_COMPARED_AS_TEXT = frozenset({"uuid", "ipaddress", "zoneinfo"})  # their values are equal if class and text are
 
 
-def encode(value: Any, most: int = MOST_NODES) -> Any:
+def encode(value: Any, limit: int = MOST_NODES) -> Any:
     """Return a value as JSON, `[type, content]`, if it has at most so many values in it.
 
     Equal values of Python's own types are encoded alike, or are equal after decoding. `["o", ...]` is the builtin
@@ -47,20 +51,20 @@ def encode(value: Any, most: int = MOST_NODES) -> Any:
     `["?"]` a value that cannot be encoded.
     """
     try:
-        return _encode(value, [most])
+        return _encode(value, [limit])
     except _Anything:
         return ["!"]
     except Exception:  # noqa: BLE001  # the tested code's own objects, which may raise anything
         return ["?"]
 
 
-def _encode(value: Any, left: "list[int]", depth: int = 0) -> Any:
-    left[0] -= 1
-    if left[0] < 0 or depth > 60:
+def _encode(value: Any, budget: "list[int]", depth: int = 0) -> Any:
+    budget[0] -= 1
+    if budget[0] < 0 or depth > 60:
         raise _Opaque
     kind = cast("Any", type(value))
     if not _has_own_equality(kind):
-        content = _encode_builtin(value, kind, left, depth) or _encode_other(value, kind, left, depth)
+        content = _encode_builtin(value, kind, budget, depth) or _encode_other(value, kind, budget, depth)
         if content is None:
             raise _Opaque
         return content
@@ -68,15 +72,15 @@ def _encode(value: Any, left: "list[int]", depth: int = 0) -> Any:
         raise _Opaque  # checked first, because a mock would record that it was compared
     if _equals_anything(value):
         raise _Anything
-    content = _encode_builtin(value, kind, left, depth) or _encode_other(value, kind, left, depth)
-    return ["o", content or _encode_equal(value, kind, left, depth)]
+    content = _encode_builtin(value, kind, budget, depth) or _encode_other(value, kind, budget, depth)
+    return ["o", content or _encode_equal(value, kind, budget, depth)]
 
 
 def _has_own_equality(kind: Any) -> bool:
     """Return whether a class has a comparison method that is not known here."""
     for base in kind.__mro__:
         if "__eq__" in vars(base):
-            return base.__module__ not in _KNOWN_EQUALITY or base.__name__ == "Counter"
+            return base.__module__ not in _MODULES_OF_KNOWN_EQUALITY or base.__name__ == "Counter"
     return False
 
 
@@ -104,7 +108,7 @@ _OPERATIONS = frozenset(
 def has_own_code(value: Any, method: str = "") -> bool:
     """Return whether a class that is not known here decides what operators, or a method, make of a value."""
     for base in _BASES(type(value)):
-        if not _is_known(base):
+        if not _has_known_equality(base):
             names = _CONTENT(base)
             if method in names or not _OPERATIONS.isdisjoint(names):
                 return True
@@ -113,14 +117,14 @@ def has_own_code(value: Any, method: str = "") -> bool:
 
 # What `type` itself says of a class, because a metaclass can say anything.
 _BASES, _CONTENT, _FLAGS = (vars(type)[name].__get__ for name in ("__mro__", "__dict__", "__flags__"))
-_MADE_BY_CODE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: all classes but those that are built into an interpreter or library
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: all classes but those that are built into an interpreter or library
 
 
-def _is_known(kind: Any) -> bool:
+def _has_known_equality(kind: Any) -> bool:
     """Return whether a class is one of those whose comparison is known, rather than says so (`__module__`)."""
-    if kind.__module__ not in _KNOWN_EQUALITY:
+    if kind.__module__ not in _MODULES_OF_KNOWN_EQUALITY:
         return False
-    return not _FLAGS(kind) & _MADE_BY_CODE or _known(kind.__module__, kind.__name__) is kind
+    return not _FLAGS(kind) & _HEAP_TYPE or _loaded_class(kind.__module__, kind.__name__) is kind
 
 
 def _equals_anything(value: Any) -> bool:
@@ -131,12 +135,12 @@ def _equals_anything(value: Any) -> bool:
         return False
 
 
-def _known(module: str, name: str) -> Any:
+def _loaded_class(module: str, name: str) -> Any:
     """Return a class of an imported module; if it is not imported, (), which has no instances."""
     return getattr(sys.modules.get(module), name, ())
 
 
-def _encode_builtin(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
+def _encode_builtin(value: Any, kind: Any, budget: "list[int]", depth: int) -> Any:
     """Return the encoding of a value of a builtin type, or of a subclass as the builtin type's methods read it;
     None for others.
     """
@@ -160,18 +164,18 @@ def _encode_builtin(value: Any, kind: Any, left: "list[int]", depth: int) -> Any
     if isinstance(value, memoryview):
         if value.format in ("B", "b", "c"):
             return ["y", _bounded(value.tobytes()).hex()]
-        return ["l", _encode_all(value.tolist(), left, depth)]
+        return ["l", _encode_all(value.tolist(), budget, depth)]
     if isinstance(value, range):
         return ["r", *map(hex, (value.start, value.stop, value.step))]
     # The content is read by the builtin's methods, whatever the iteration of a subclass yields.
     if isinstance(value, list):
-        return ["l", _encode_all(_IN_LIST(items), left, depth)]
+        return ["l", _encode_all(_LIST_ITEMS(items), budget, depth)]
     if isinstance(value, tuple):
-        return ["t", _encode_all(_IN_TUPLE(items), left, depth)]
+        return ["t", _encode_all(_TUPLE_ITEMS(items), budget, depth)]
     if isinstance(value, (set, frozenset)):
-        return ["e", _encode_all(items, left, depth)]
+        return ["e", _encode_all(items, budget, depth)]
     if isinstance(value, dict):
-        return ["d", [_encode_all(pair, left, depth) for pair in _IN_DICT(items)]]
+        return ["d", [_encode_all(pair, budget, depth) for pair in _DICT_ITEMS(items)]]
     return None
 
 
@@ -181,41 +185,45 @@ def _bounded(value: Any) -> Any:
     return value
 
 
-def _encode_all(values: Any, left: "list[int]", depth: int) -> "list[Any]":
-    return [_encode(each, left, depth + 1) for each in values]
+def _encode_all(values: Any, budget: "list[int]", depth: int) -> "list[Any]":
+    return [_encode(item, budget, depth + 1) for item in values]
 
 
-def _encode_other(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
+def _encode_other(value: Any, kind: Any, budget: "list[int]", depth: int) -> Any:
     """Return the encoding of a value of the standard library, or of one that lists its fields; None for others."""
-    if isinstance(value, _known("enum", "Enum")):
+    if isinstance(value, _loaded_class("enum", "Enum")):
         # a combination of several flags has no name of its own
-        name = value.name or _encode(value.value, left, depth + 1)
+        name = value.name or _encode(value.value, budget, depth + 1)
         return ["z", "enum " + kind.__qualname__ + "." + str(name)]
     for module, name in (("decimal", "Decimal"), ("fractions", "Fraction")):
-        if isinstance(value, _known(module, name)):
+        if isinstance(value, _loaded_class(module, name)):
             return _encode_ratio(value)
     if isinstance(value, type):
         return ["z", "class " + value.__qualname__]
     moment = _encode_moment(value)
     if moment is not None:
         return moment
-    if isinstance(value, _known("pathlib", "PurePath")):
-        windows = isinstance(value, _known("pathlib", "PureWindowsPath"))
+    if isinstance(value, _loaded_class("pathlib", "PurePath")):
+        windows = isinstance(value, _loaded_class("pathlib", "PureWindowsPath"))
         return ["z", "path of Windows " + str(value).lower() if windows else "path " + str(value)]
     for base in kind.__mro__:
-        if (base.__module__ or "").partition(".")[0] in _TEXT_OF:
+        if (base.__module__ or "").partition(".")[0] in _COMPARED_AS_TEXT:
             return ["z", base.__name__ + " " + str(value)]
-    if isinstance(value, _known("array", "array")):
+    if isinstance(value, _loaded_class("array", "array")):
         return (
             ["y", value.tobytes().hex()]
             if value.typecode in "Bb"
-            else ["l", _encode_all(value.tolist(), left, depth)]
+            else ["l", _encode_all(value.tolist(), budget, depth)]
         )
-    if isinstance(value, _known("re", "Pattern")):
-        return ["k", "pattern", {"pattern": _encode(value.pattern, left, depth), "flags": ["i", hex(value.flags)]}]
+    if isinstance(value, _loaded_class("re", "Pattern")):
+        return [
+            "k",
+            "pattern",
+            {"pattern": _encode(value.pattern, budget, depth), "flags": ["i", hex(value.flags)]},
+        ]
     if (kind.__module__ or "").partition(".")[0] == "numpy" and hasattr(value, "tolist"):
-        return ["a", _encode(value.tolist(), left, depth + 1)]
-    return _encode_collection(value, kind, left, depth)
+        return ["a", _encode(value.tolist(), budget, depth + 1)]
+    return _encode_collection(value, kind, budget, depth)
 
 
 def _encode_ratio(value: Any) -> Any:
@@ -251,27 +259,27 @@ def _encode_moment(value: Any) -> Any:
     return ["z", name + " " + str(number)]
 
 
-def _encode_collection(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
-    if isinstance(value, _known("collections.abc", "Mapping")):
-        return ["d", [_encode_all(pair, left, depth) for pair in value.items()]]
-    if isinstance(value, _known("collections", "UserString")):
+def _encode_collection(value: Any, kind: Any, budget: "list[int]", depth: int) -> Any:
+    if isinstance(value, _loaded_class("collections.abc", "Mapping")):
+        return ["d", [_encode_all(pair, budget, depth) for pair in value.items()]]
+    if isinstance(value, _loaded_class("collections", "UserString")):
         return ["s", _bounded(str(value))]
-    if isinstance(value, (_known("collections", "deque"), _known("collections", "UserList"))):
-        return ["l", _encode_all(value, left, depth)]
+    if isinstance(value, (_loaded_class("collections", "deque"), _loaded_class("collections", "UserList"))):
+        return ["l", _encode_all(value, budget, depth)]
     if kind.__name__ in ("dict_values", "odict_values"):
-        return ["l", _encode_all(value, left, depth)]
-    if isinstance(value, _known("collections.abc", "Set")):
-        return ["e", _encode_all(value, left, depth)]
-    if isinstance(value, _known("types", "SimpleNamespace")):
+        return ["l", _encode_all(value, budget, depth)]
+    if isinstance(value, _loaded_class("collections.abc", "Set")):
+        return ["e", _encode_all(value, budget, depth)]
+    if isinstance(value, _loaded_class("types", "SimpleNamespace")):
         return [
             "k",
             "SimpleNamespace",
-            {name: _encode(each, left, depth + 1) for name, each in cast("Any", vars(value)).items()},
+            {name: _encode(field, budget, depth + 1) for name, field in cast("Any", vars(value)).items()},
         ]
     names = _compared_fields(kind)
     if names is None:
         return None
-    return ["k", kind.__qualname__, {name: _encode(getattr(value, name), left, depth + 1) for name in names}]
+    return ["k", kind.__qualname__, {name: _encode(getattr(value, name), budget, depth + 1) for name in names}]
 
 
 def _compared_fields(kind: Any) -> "list[str] | None":
@@ -280,16 +288,20 @@ def _compared_fields(kind: Any) -> "list[str] | None":
     if fields is not None and kind.__dataclass_params__.eq:
         return [name for name, field in fields.items() if field.compare and field._field_type.name == "_FIELD"]
     attributes: Any = getattr(kind, "__attrs_attrs__", None)
-    return None if attributes is None else [each.name for each in attributes if getattr(each, "eq", True)]
+    return (
+        None
+        if attributes is None
+        else [attribute.name for attribute in attributes if getattr(attribute, "eq", True)]
+    )
 
 
-def _encode_equal(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
+def _encode_equal(value: Any, kind: Any, budget: "list[int]", depth: int) -> Any:
     """Return the encoding of the builtin value that an object with its own comparison claims to equal."""
     for make in _candidates(kind):
         try:
             builtin = make(value)
             if type(builtin) is not kind and (value == builtin) is True:
-                return _encode(builtin, left, depth + 1)
+                return _encode(builtin, budget, depth + 1)
         except _Opaque:
             raise
         except Exception:  # noqa: BLE001, S112  # it is not of that kind after all

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from understudy.checks.twins.names import is_declaration, parameter_names
 
 _ROUNDS = 4  # repeated, because a removed value may have been the only reader of another one
-_PURE = frozenset(
+_PURE_FUNCTIONS = frozenset(
     {
         "Decimal", "Fraction", "OrderedDict", "abs", "bool", "bytes", "chr", "complex", "date", "datetime",
         "decode", "dedent", "dict", "encode", "enumerate", "float", "format", "frozenset", "int", "join",
@@ -52,16 +52,18 @@ def unpack_rows(tree: ast.Module) -> None:
 
 def _unpack(function: ast.AST, loop: ast.For, row: str, table: ast.expr | None) -> None:
     rows = table.elts if isinstance(table, ast.Tuple | ast.List) else []
-    widths = {len(each.elts) if isinstance(each, ast.Tuple | ast.List) else 0 for each in rows}
-    if len(widths) != 1 or any(isinstance(node, ast.Starred) for each in rows for node in ast.walk(each)):
+    widths = {len(table_row.elts) if isinstance(table_row, ast.Tuple | ast.List) else 0 for table_row in rows}
+    if len(widths) != 1 or any(
+        isinstance(node, ast.Starred) for table_row in rows for node in ast.walk(table_row)
+    ):
         return
     cells: dict[ast.AST, int] = {}
     for node in (inner for statement in loop.body for inner in ast.walk(statement)):
         match node:
-            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=int(at)), ctx=ast.Load()) if (
-                name == row and 0 <= at < max(widths)
-            ):
-                cells[node] = at
+            case ast.Subscript(
+                value=ast.Name(id=name), slice=ast.Constant(value=int(position)), ctx=ast.Load()
+            ) if name == row and 0 <= position < max(widths):
+                cells[node] = position
             case _:
                 pass
     uses = sum(isinstance(node, ast.Name) and node.id == row for node in ast.walk(function))
@@ -70,11 +72,13 @@ def _unpack(function: ast.AST, loop: ast.For, row: str, table: ast.expr | None) 
 
     class Cells(ast.NodeTransformer):
         def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-            at = cells.get(node)
-            return self.generic_visit(node) if at is None else ast.Name(f"{row}_{at}_", ast.Load())
+            position = cells.get(node)
+            return self.generic_visit(node) if position is None else ast.Name(f"{row}_{position}_", ast.Load())
 
     loop.body = [Cells().visit(statement) for statement in loop.body]
-    loop.target = ast.Tuple([ast.Name(f"{row}_{at}_", ast.Store()) for at in range(max(widths))], ast.Store())
+    loop.target = ast.Tuple(
+        [ast.Name(f"{row}_{position}_", ast.Store()) for position in range(max(widths))], ast.Store()
+    )
 
 
 def cut_unused(tree: ast.Module) -> dict[int, str]:
@@ -103,9 +107,9 @@ class _Cutter:
         self._copies = copies
         self._copied = ""
         self._tree = tree
-        self._loads = _loads(tree)
+        self._reads = _reads(tree)
         self._definitions = Counter(node.name for node in ast.walk(tree) if isinstance(node, _Function))
-        self._module = {
+        self._module_assignments = {
             target.id: node
             for node in tree.body
             if isinstance(node, ast.Assign)
@@ -117,34 +121,37 @@ class _Cutter:
         """Replace the values that are unused in this pass."""
         functions = list(_outermost(self._tree))
         for function in functions:
-            loads = _loads(function)
-            self._parameters(function, loads)
-            self._statements(ast.walk(function), loads)
+            reads = _reads(function)
+            self._parameters(function, reads)
+            self._statements(ast.walk(function), reads)
         inside = {id(node) for function in functions for node in ast.walk(function)}
         inside |= {
-            id(part) for each in ast.walk(self._tree) if isinstance(each, ast.ClassDef) for part in each.body
+            id(part)
+            for class_node in ast.walk(self._tree)
+            if isinstance(class_node, ast.ClassDef)
+            for part in class_node.body
         }
-        self._statements((node for node in ast.walk(self._tree) if id(node) not in inside), self._loads)
+        self._statements((node for node in ast.walk(self._tree) if id(node) not in inside), self._reads)
 
-    def _statements(self, nodes: Iterator[ast.AST], loads: Counter[str]) -> None:
+    def _statements(self, nodes: Iterator[ast.AST], reads: Counter[str]) -> None:
         for node in nodes:
             match node:
-                case ast.Assign(targets=[ast.Name(id=name)], value=value) if not loads[name]:
-                    node.value = self._without(value)
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if not reads[name]:
+                    node.value = self._removed(value)
                 case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(
                     names
                 ) == len(values):
                     for position, target in enumerate(names):
-                        if isinstance(target, ast.Name) and not loads[target.id]:
-                            values[position] = self._without(values[position])
+                        if isinstance(target, ast.Name) and not reads[target.id]:
+                            values[position] = self._removed(values[position])
                 case ast.For(target=target, iter=table) | ast.AsyncFor(target=target, iter=table):
-                    node.iter = self._loop(target, table, loads)
+                    node.iter = self._loop(target, table, reads)
                 case ast.comprehension(target=target, iter=table):
-                    node.iter = self._loop(target, table, loads)
+                    node.iter = self._loop(target, table, reads)
                 case _:
                     pass
 
-    def _without(self, value: ast.expr) -> ast.expr:
+    def _removed(self, value: ast.expr) -> ast.expr:
         if _is_none(value):
             return value
         if _removable(value):
@@ -155,7 +162,7 @@ class _Cutter:
             return removed
         return value
 
-    def _parameters(self, function: _Function, loads: Counter[str]) -> None:
+    def _parameters(self, function: _Function, reads: Counter[str]) -> None:
         for decorator in function.decorator_list:
             if not isinstance(decorator, ast.Call) or _name(decorator.func) != "parametrize":
                 continue
@@ -163,7 +170,7 @@ class _Cutter:
                 continue
             names = parameter_names(decorator.args[0])
             for position, name in enumerate(names):
-                if name and not loads[name]:
+                if name and not reads[name]:
                     decorator.args[1] = self._column(decorator.args[1], position, len(names))
         if (
             function.name.startswith("test")
@@ -174,7 +181,7 @@ class _Cutter:
             return
         parameters = [argument.arg for argument in function.args.args if argument.arg not in ("self", "cls")]
         for position, name in enumerate(parameters):
-            if not loads[name]:
+            if not reads[name]:
                 self._arguments(function.name, position, name)
 
     def _arguments(self, function: str, position: int, name: str) -> None:
@@ -183,25 +190,25 @@ class _Cutter:
                 continue
             starred = any(isinstance(argument, ast.Starred) for argument in node.args)
             if not starred and position < len(node.args):
-                node.args[position] = self._without(node.args[position])
+                node.args[position] = self._removed(node.args[position])
             for keyword in node.keywords:
                 if keyword.arg == name:
-                    keyword.value = self._without(keyword.value)
+                    keyword.value = self._removed(keyword.value)
 
-    def _loop(self, target: ast.expr, table: ast.expr, loads: Counter[str]) -> ast.expr:
+    def _loop(self, target: ast.expr, table: ast.expr, reads: Counter[str]) -> ast.expr:
         """Return the table of a loop, without the columns that the loop does not read."""
         match target, table:
             case ast.Tuple(elts=[_, inner]), ast.Call(func=ast.Name(id="enumerate"), args=[rows, *_]):
-                table.args[0] = self._loop(inner, rows, loads)
+                table.args[0] = self._loop(inner, rows, reads)
             case ast.Tuple(elts=names), ast.Call(func=ast.Name(id="zip"), args=columns) if len(names) == len(
                 columns
             ):
                 for position, name in enumerate(names):
-                    if isinstance(name, ast.Name) and not loads[name.id]:
+                    if isinstance(name, ast.Name) and not reads[name.id]:
                         columns[position] = self._column(columns[position], 0, 1)
             case ast.Tuple(elts=names), _:
                 for position, name in enumerate(names):
-                    if isinstance(name, ast.Name) and not loads[name.id]:
+                    if isinstance(name, ast.Name) and not reads[name.id]:
                         table = self._column(table, position, len(names))
             case _:
                 pass
@@ -216,14 +223,14 @@ class _Cutter:
                 table.left = self._column(left, position, width)
                 table.right = self._column(right, position, width)
             case ast.Call(func=ast.Attribute(value=ast.Dict() as rows, attr="items")) if position == 1:
-                rows.values = [self._without(value) for value in rows.values]
+                rows.values = [self._removed(value) for value in rows.values]
             case ast.Call(func=ast.Attribute(value=ast.Name(id=source) as rows, attr="items"), args=[]) if (
-                position == 1 and isinstance(value := self._bound(source), ast.Dict)
+                position == 1 and isinstance(value := self._module_value(source), ast.Dict)
             ):
                 assert isinstance(table.func, ast.Attribute)
                 table.func.value = copy.deepcopy(value)
                 return self._copied_column(source, table, position, width)
-            case ast.Name(id=source) if isinstance(value := self._bound(source), ast.List | ast.Tuple):
+            case ast.Name(id=source) if isinstance(value := self._module_value(source), ast.List | ast.Tuple):
                 return self._copied_column(source, copy.deepcopy(value), position, width)
             case _:
                 pass
@@ -237,7 +244,7 @@ class _Cutter:
         finally:
             self._copied = outer
 
-    def _bound(self, name: str) -> ast.expr | None:
+    def _module_value(self, name: str) -> ast.expr | None:
         """Return the value of a module's name if it has no side effects and can replace the name;
         otherwise None.
         """
@@ -245,35 +252,35 @@ class _Cutter:
             isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load)
             for node in ast.walk(self._tree)
         )
-        assigned = self._module.get(name)
+        assigned = self._module_assignments.get(name)
         return assigned.value if assigned and stored == 1 and _removable(assigned.value) else None
 
     def _cell(self, row: ast.expr, position: int, width: int) -> ast.expr:
         if isinstance(row, ast.Call) and _name(row.func) == "param":
             if position < len(row.args):
-                row.args[position] = self._without(row.args[position])
+                row.args[position] = self._removed(row.args[position])
             return row
         if width == 1:
-            return self._without(row)
+            return self._removed(row)
         if isinstance(row, ast.Tuple | ast.List) and len(row.elts) == width:
-            row.elts[position] = self._without(row.elts[position])
+            row.elts[position] = self._removed(row.elts[position])
         return row
 
 
-def _loads(tree: ast.AST) -> Counter[str]:
+def _reads(tree: ast.AST) -> Counter[str]:
     """Return how often each name is read below a node."""
-    loads: Counter[str] = Counter()
+    reads: Counter[str] = Counter()
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Load()):
-                loads[name] += 1
+                reads[name] += 1
             case ast.AugAssign(target=ast.Name(id=name)) | ast.Delete(targets=[ast.Name(id=name)]):
-                loads[name] += 1
+                reads[name] += 1
             case ast.Global(names=names) | ast.Nonlocal(names=names):
-                loads.update(names)
+                reads.update(names)
             case _:
                 pass
-    return loads
+    return reads
 
 
 def _outermost(tree: ast.AST) -> Iterator[_Function]:
@@ -288,7 +295,7 @@ def _removable(value: ast.expr) -> bool:
     """Return whether evaluating a value has no side effects."""
     return all(
         not isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr)
-        and (not isinstance(node, ast.Call) or _name(node.func) in _PURE)
+        and (not isinstance(node, ast.Call) or _name(node.func) in _PURE_FUNCTIONS)
         for node in ast.walk(value)
     )
 

@@ -27,11 +27,11 @@ from msgspec.structs import replace
 
 from understudy.checks.input_changes import InputChanges, change_inputs
 from understudy.checks.twins.assertions import (
-    CALLED,
     COMPARISONS,
     FUNCTIONS,
     METHODS,
     MIRRORED,
+    MOCK_ASSERTIONS,
     WARNS,
     approximation,
     asserts_itself,
@@ -58,6 +58,7 @@ from understudy.checks.twins.names import (
 from understudy.checks.twins.neutral_names import empty_tests, insert_first, rename_tests, strip_docstring
 from understudy.checks.twins.operands import number_operands, observe_operands
 from understudy.checks.twins.sites import IMPORT, Operation, TwinSite
+from understudy.checks.twins.source_nodes import call_of, imported_module, site_call, statement_list
 from understudy.checks.twins.unused_values import cut_unused, unpack_rows
 from understudy.util.python_syntax import parse_module, unparse
 
@@ -65,7 +66,7 @@ PAIR = "_pair_"
 
 _ORDER = frozenset({"<", "<=", ">", ">="})
 
-_F = TypeVar("_F", ast.FunctionDef, ast.AsyncFunctionDef)
+_FunctionNode = TypeVar("_FunctionNode", ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class TwinVersion(Struct, frozen=True):
@@ -115,7 +116,9 @@ def write_version(
             for number, site in rewriter.sites.items()
         }
         observed = observe_comparisons(tree, first)
-        sites |= {number: TwinSite("result", operator=each, withheld=False) for number, each in observed.items()}
+        sites |= {
+            number: TwinSite("result", operator=operator, withheld=False) for number, operator in observed.items()
+        }
         operands = observe_operands(tree, first)
         sites |= {number: TwinSite("own", withheld=False) for number in operands}
         insert_first(tree, IMPORT)
@@ -146,7 +149,7 @@ class _Rewriter(ast.NodeTransformer):
         self._plain = plain
         self._changed = changed
         self._seed = seed
-        self._defined = {
+        self._defined_functions = {
             node.name
             for node in ast.walk(tree)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_declaration(node)
@@ -157,8 +160,8 @@ class _Rewriter(ast.NodeTransformer):
         self._raises = 0
         self._contexts = 0  # sites that only some parameters of a test reach
         imports = (part for part in ast.walk(tree) if isinstance(part, ast.ImportFrom) and part.module == "pytest")
-        imported = (each for part in imports for each in part.names if each.name == "raises")
-        self._pytest_raises = {each.asname or each.name for each in imported}  # others may be matchers
+        imported = (alias for part in imports for alias in part.names if alias.name == "raises")
+        self._pytest_raises = {alias.asname or alias.name for alias in imported}  # others may be matchers
         self._functions = 0
 
     # --- statements
@@ -180,33 +183,33 @@ class _Rewriter(ast.NodeTransformer):
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
         return self._function(node)
 
-    def _function(self, node: _F) -> _F:
+    def _function(self, node: _FunctionNode) -> _FunctionNode:
         strip_docstring(node)
         raises, self._raises = self._raises, 0
-        first, outer, around = self._next - self._contexts, self._functions == 0, self._independent
+        first, outer, outer_independent = self._next - self._contexts, self._functions == 0, self._independent
         if outer:
             inside = (part for part in ast.walk(node) if part is not node)
-            self._independent = independent_names(inside, self._tables, around)
+            self._independent = independent_names(inside, self._tables, outer_independent)
             self._scope = node
         self._functions += 1
         decorators, node.decorator_list = node.decorator_list, []
         self.generic_visit(node)
         ends_without = self._next - self._contexts == first
-        node.decorator_list = [self.visit(each) for each in decorators]
+        node.decorator_list = [self.visit(decorator) for decorator in decorators]
         self._functions -= 1
         if outer:
             self._scope = None
-        self._independent = around
+        self._independent = outer_independent
         self._raises = raises
         if outer and node.name.startswith("test") and ends_without and not is_fixture(node):
             # A test without assertions gets a site that expects it to come to its end.
-            number = self._number(TwinSite("end", withheld=False))
-            node.body.append(ast.Expr(_call("_send_", number, ast.Constant(0))))
+            number = self._new_site(TwinSite("end", withheld=False))
+            node.body.append(ast.Expr(site_call("_send_", number, ast.Constant(0))))
         elif outer and any(isinstance(part, ast.stmt) and fails(part) for part in ast.walk(node)):
             # The test compares in the condition of a branch, and fails there. That comparison runs in the tested
             # process, which can falsify it, so the test is protected only in part.
-            number = self._number(TwinSite("truth", withheld=False))
-            node.body.insert(0, ast.Expr(_call("_holds_", number, ast.Constant(1))))
+            number = self._new_site(TwinSite("truth", withheld=False))
+            node.body.insert(0, ast.Expr(site_call("_holds_", number, ast.Constant(1))))
         return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST | list[ast.stmt]:
@@ -237,7 +240,7 @@ class _Rewriter(ast.NodeTransformer):
             assert isinstance(call, ast.Call)
             item.context_expr = self._block(call)
         self._raises += 1
-        node.body = [part for statement in node.body for part in _as_list(self.visit(statement))]
+        node.body = [part for statement in node.body for part in statement_list(self.visit(statement))]
         self._raises -= 1
         return node
 
@@ -265,31 +268,31 @@ class _Rewriter(ast.NodeTransformer):
             skipped = 2 if name.startswith("assert") and "Regex" in name else 1
             if len(call.args) > skipped:
                 return self._called_block(call, skipped)
-        if isinstance(call.func, ast.Attribute) and name in CALLED and node.value is call:
+        if isinstance(call.func, ast.Attribute) and name in MOCK_ASSERTIONS and node.value is call:
             if has_wildcard(call):
-                number = self._number(TwinSite("truth", withheld=False))
-                asserted = _call("_called_", number, call.func, *call.args)
+                number = self._new_site(TwinSite("truth", withheld=False))
+                asserted = site_call("_called_", number, call.func, *call.args)
                 asserted.keywords = call.keywords
                 return [ast.Expr(asserted)]
-            number = self._number(TwinSite("calls", operator=CALLED[name]))
-            return [ast.Expr(_call("_calls_", number, call.func.value))]
-        what = self._method(call, name)
-        if what:
-            return self._assertion(*what, call)
-        if asserts_itself(call) and name not in self._defined:
-            number = self._number(TwinSite("truth", withheld=False))  # the comparison happens in the process
-            return [node, ast.Expr(_call("_holds_", number, ast.Constant(1)))]
+            number = self._new_site(TwinSite("calls", operator=MOCK_ASSERTIONS[name]))
+            return [ast.Expr(site_call("_calls_", number, call.func.value))]
+        assertion = self._method(call, name)
+        if assertion:
+            return self._assertion(*assertion, call)
+        if asserts_itself(call) and name not in self._defined_functions:
+            number = self._new_site(TwinSite("truth", withheld=False))  # the comparison happens in the process
+            return [node, ast.Expr(site_call("_holds_", number, ast.Constant(1)))]
         return node
 
     def _method(self, call: ast.Call, name: str) -> tuple[str, list[ast.expr]] | None:
         """Return which assertion a call is, and its arguments; None if it is no known assertion."""
-        if name in self._defined or any(isinstance(argument, ast.Starred) for argument in call.args):
+        if name in self._defined_functions or any(isinstance(argument, ast.Starred) for argument in call.args):
             return None
         if isinstance(call.func, ast.Attribute) and name in METHODS:
-            what, names = METHODS[name]
+            assertion, names = METHODS[name]
         elif name in FUNCTIONS:
-            what = FUNCTIONS[name]
-            names = ("actual",) if what in ("true", "false") else ("actual", "desired")
+            assertion = FUNCTIONS[name]
+            names = ("actual",) if assertion in ("true", "false") else ("actual", "desired")
         else:
             return None
         arguments = list(call.args[: len(names)])
@@ -298,24 +301,24 @@ class _Rewriter(ast.NodeTransformer):
             if parameter not in by_name:
                 return None
             arguments.append(by_name[parameter])
-        return what, arguments
+        return assertion, arguments
 
-    def _assertion(self, what: str, arguments: list[ast.expr], call: ast.Call) -> list[ast.stmt]:
-        match what:
+    def _assertion(self, assertion: str, arguments: list[ast.expr], call: ast.Call) -> list[ast.stmt]:
+        match assertion:
             case "true" | "false":
-                return self._condition(arguments[0], want=what == "true")
+                return self._condition(arguments[0], want=assertion == "true")
             case "none" | "not none":
-                return self._relation("is", arguments[0], ast.Constant(None), want=what == "none")
+                return self._relation("is", arguments[0], ast.Constant(None), want=assertion == "none")
             case "isinstance" | "not isinstance":
-                return self._kind(arguments[0], arguments[1], want=what == "isinstance")
+                return self._kind(arguments[0], arguments[1], want=assertion == "isinstance")
             case "search" | "not search":
-                return self._search("search", arguments[1], arguments[0], want=what == "search")
+                return self._search("search", arguments[1], arguments[0], want=assertion == "search")
             case "approx":
                 return self._approx(arguments[0], arguments[1], tolerances_of(call))
             case "count":
                 return self._equality("count", arguments[0], arguments[1])
             case _:
-                return self._relation(what, arguments[0], arguments[1], want=True)
+                return self._relation(assertion, arguments[0], arguments[1], want=True)
 
     # --- conditions
 
@@ -332,8 +335,10 @@ class _Rewriter(ast.NodeTransformer):
                 return self._chain(test)
             case ast.Call(func=ast.Name(id="isinstance"), args=[value, kinds]):
                 return self._kind(value, kinds, want=want)
-            case ast.Call(func=ast.Name(id="all"), args=[ast.GeneratorExp() | ast.ListComp() as each]) if want:
-                return self._all(test, each)
+            case ast.Call(
+                func=ast.Name(id="all"), args=[ast.GeneratorExp() | ast.ListComp() as comprehension]
+            ) if want:
+                return self._all(test, comprehension)
             case ast.Call(func=ast.Attribute(value=ast.Compare(ops=[ast.Eq()]) as inner, attr="all"), args=[]) if (
                 want
             ):
@@ -355,8 +360,8 @@ class _Rewriter(ast.NodeTransformer):
                 return self._truth(test, want=want)
 
     def _truth(self, test: ast.expr, *, want: bool) -> list[ast.stmt]:
-        number = self._number(TwinSite("truth", want=want), actual=test)
-        return [ast.Expr(_call("_holds_", number, test))]
+        number = self._new_site(TwinSite("truth", want=want), actual=test)
+        return [ast.Expr(site_call("_holds_", number, test))]
 
     def _chain(self, test: ast.Compare) -> list[ast.stmt]:
         """Return statements for `1 < f(x) < 5` (sends f(x)), `f(x) == g(x) == 3` (both), others (the result)."""
@@ -365,32 +370,32 @@ class _Rewriter(ast.NodeTransformer):
         if set(names) == {"=="} and any(self._is_independent(operand) for operand in operands):
             sent = [operand for operand in operands if not self._is_independent(operand)]
             expected = [operand for operand in operands if self._is_independent(operand)]
-            number = self._number(TwinSite("equal"), *expected, actual=ast.List(sent, ast.Load()))
+            number = self._new_site(TwinSite("equal"), *expected, actual=ast.List(sent, ast.Load()))
             if sent and number not in self._plain:
-                return [ast.Expr(_call("_send_", number, ast.List(sent, ast.Load())))]
+                return [ast.Expr(site_call("_send_", number, ast.List(sent, ast.Load())))]
         elif len(operands) == 3 and is_evaluable(operands[0]) and is_evaluable(operands[2]):
             if "<" in names[0] and "<" in names[1] and (near := near_range(*operands)) is not None:
                 return self._approx(near.first, near.second, near.tolerance, test)
             low = TwinSite("compare", unparse(operands[0]), MIRRORED.get(names[0], ""))
             high = TwinSite("compare", unparse(operands[2]), names[1])
             if low.operator in MIRRORED and high.operator in MIRRORED:
-                first = self._number(low, actual=operands[1])
-                second = self._number(high, actual=operands[1])
+                first = self._new_site(low, actual=operands[1])
+                second = self._new_site(high, actual=operands[1])
                 if first not in self._plain and second not in self._plain:
-                    return [ast.Expr(_call("_send_", first, operands[1], ast.Constant(second)))]
-                return [ast.Expr(_call("_holds_", first, test, ast.Constant(second)))]
+                    return [ast.Expr(site_call("_send_", first, operands[1], ast.Constant(second)))]
+                return [ast.Expr(site_call("_holds_", first, test, ast.Constant(second)))]
         return self._truth(test, want=True)
 
-    def _all(self, test: ast.expr, each: ast.GeneratorExp | ast.ListComp) -> list[ast.stmt]:
-        match each.elt:
+    def _all(self, test: ast.expr, comprehension: ast.GeneratorExp | ast.ListComp) -> list[ast.stmt]:
+        match comprehension.elt:
             case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]) if self._is_independent(
                 right
             ) or self._is_independent(left):
                 actual, expected = self._sides(left, right)
-                number = self._number(TwinSite("equal"), expected, actual=actual)
+                number = self._new_site(TwinSite("equal"), expected, actual=actual)
                 if number not in self._plain:
-                    return [ast.Expr(_call("_send_", number, ast.ListComp(actual, each.generators)))]
-                return [ast.Expr(_call("_holds_", number, test))]
+                    return [ast.Expr(site_call("_send_", number, ast.ListComp(actual, comprehension.generators)))]
+                return [ast.Expr(site_call("_holds_", number, test))]
             case _:
                 return self._truth(test, want=True)
 
@@ -422,9 +427,9 @@ class _Rewriter(ast.NodeTransformer):
         if operator != "is" and (self._is_independent(left) or self._is_independent(right)):
             actual, expected = self._sides(left, right)
             operation: Operation = "same" if operator == "same" else "count" if operator == "count" else "equal"
-            number = self._number(TwinSite(operation), expected, actual=actual)
+            number = self._new_site(TwinSite(operation), expected, actual=actual)
             if number not in self._plain:
-                return [ast.Expr(_call("_send_", number, actual))]
+                return [ast.Expr(site_call("_send_", number, actual))]
             return self._evaluated(number, "is" if operator == "same" else "==", left, right)
         if operator in ("==", "count"):
             return self._pair(operator, left, right, want=True)
@@ -432,16 +437,16 @@ class _Rewriter(ast.NodeTransformer):
 
     def _compare(self, operator: str, actual: ast.expr, expected: ast.expr, *, want: bool) -> list[ast.stmt]:
         """Return statements for a relation to a literal, which is decided outside of the process."""
-        number = self._number(TwinSite("compare", unparse(expected), operator, want), expected, actual=actual)
+        number = self._new_site(TwinSite("compare", unparse(expected), operator, want), expected, actual=actual)
         if number not in self._plain:
             send = "_among_" if operator in ("holds", "lacks") else "_send_"
-            return [ast.Expr(_call(send, number, actual))]
+            return [ast.Expr(site_call(send, number, actual))]
         self.sites[number] = TwinSite("truth", want=want, withheld=False)
-        return [ast.Expr(_call("_holds_", number, self._test(operator, actual, expected)))]
+        return [ast.Expr(site_call("_holds_", number, self._test(operator, actual, expected)))]
 
     def _pair(self, operator: str, left: ast.expr, right: ast.expr, *, want: bool) -> list[ast.stmt]:
         """Return statements for a comparison in the process; its literal is changed in some versions."""
-        number = self._number(TwinSite("pair", operator=operator, want=want, withheld=False))
+        number = self._new_site(TwinSite("pair", operator=operator, want=want, withheld=False))
         return self._evaluated(number, operator, left, right, want=want)
 
     def _evaluated(
@@ -451,13 +456,13 @@ class _Rewriter(ast.NodeTransformer):
         changed = changeable and self._changed(number)
         literal = ""
         if changeable:
-            choice = random.Random(self._seed * 1_000_003 + number)
+            rng = random.Random(self._seed * 1_000_003 + number)
             source = right if has_literal(right) else left
-            other, literal = change_literal(source, choice, self._texts)
+            other, literal = change_literal(source, rng, self._texts)
             if changed:
                 left, right = (left, other) if source is right else (other, right)
         self.sites[number] = TwinSite("pair", literal, operator, want, False, changeable, changed)
-        return [ast.Expr(_call(PAIR, number, ast.Constant(operator), left, right))]
+        return [ast.Expr(site_call(PAIR, number, ast.Constant(operator), left, right))]
 
     def _approx(
         self, actual: ast.expr, expected: ast.expr, tolerances: str, test: ast.expr | None = None
@@ -465,40 +470,40 @@ class _Rewriter(ast.NodeTransformer):
         if not self._is_independent(expected) and self._is_independent(actual):
             actual, expected = expected, actual
         if not self._is_independent(expected):
-            test = test or _call_name("abs", ast.BinOp(actual, ast.Sub(), expected))
+            test = test or call_of("abs", ast.BinOp(actual, ast.Sub(), expected))
             return self._truth(test, want=True) if isinstance(test, ast.Compare) else self._near(actual, expected)
-        number = self._number(TwinSite("approx", tolerances), expected, actual=actual)
+        number = self._new_site(TwinSite("approx", tolerances), expected, actual=actual)
         if number not in self._plain:
-            return [ast.Expr(_call("_send_", number, actual))]
+            return [ast.Expr(site_call("_send_", number, actual))]
         if test is not None:
             self.sites[number] = TwinSite("truth", withheld=False)
-            return [ast.Expr(_call("_holds_", number, test))]
+            return [ast.Expr(site_call("_holds_", number, test))]
         self.sites[number] = TwinSite("pair", tolerances, "approx", withheld=False)
-        return [ast.Expr(_call(PAIR, number, ast.Constant("approx"), actual, expected))]
+        return [ast.Expr(site_call(PAIR, number, ast.Constant("approx"), actual, expected))]
 
     def _near(self, actual: ast.expr, expected: ast.expr) -> list[ast.stmt]:
-        number = self._number(TwinSite("pair", operator="approx", withheld=False))
-        return [ast.Expr(_call(PAIR, number, ast.Constant("approx"), actual, expected))]
+        number = self._new_site(TwinSite("pair", operator="approx", withheld=False))
+        return [ast.Expr(site_call(PAIR, number, ast.Constant("approx"), actual, expected))]
 
     def _kind(self, value: ast.expr, kinds: ast.expr, *, want: bool) -> list[ast.stmt]:
         names = class_names(kinds)
-        number = self._number(TwinSite("isinstance", repr(names), want=want), actual=value)
+        number = self._new_site(TwinSite("isinstance", repr(names), want=want), actual=value)
         if names and number not in self._plain:
-            return [ast.Expr(_call("_kind_", number, value))]
+            return [ast.Expr(site_call("_kind_", number, value))]
         self.sites[number] = TwinSite("truth", want=want, withheld=False)
-        return [ast.Expr(_call("_holds_", number, _call_name("isinstance", value, kinds)))]
+        return [ast.Expr(site_call("_holds_", number, call_of("isinstance", value, kinds)))]
 
-    def _search(self, how: str, pattern: ast.expr, text: ast.expr, *, want: bool) -> list[ast.stmt]:
+    def _search(self, function: str, pattern: ast.expr, text: ast.expr, *, want: bool) -> list[ast.stmt]:
         if is_evaluable(pattern):
-            return self._compare(how, text, pattern, want=want)
-        test = ast.Call(ast.Attribute(_import("re"), how, ast.Load()), [pattern, text], [])
+            return self._compare(function, text, pattern, want=want)
+        test = ast.Call(ast.Attribute(imported_module("re"), function, ast.Load()), [pattern, text], [])
         return self._truth(test, want=want)
 
     def _test(self, operator: str, left: ast.expr, right: ast.expr) -> ast.expr:
         if operator in ("holds", "lacks"):
             return self._test("in" if operator == "holds" else "not in", right, left)
         if operator in ("search", "match", "fullmatch"):
-            return ast.Call(ast.Attribute(_import("re"), operator, ast.Load()), [right, left], [])
+            return ast.Call(ast.Attribute(imported_module("re"), operator, ast.Load()), [right, left], [])
         if operator in ("startswith", "endswith"):
             return ast.Call(ast.Attribute(left, operator, ast.Load()), [right], [])
         op = next(kind for kind, name in COMPARISONS.items() if name == operator)
@@ -517,15 +522,15 @@ class _Rewriter(ast.NodeTransformer):
             match = call.args[1]
         names = class_names(kinds)
         pattern = repr(match.value) if isinstance(match, ast.Constant) else ""
-        number = self._number(TwinSite("warns" if warns else "raises", repr(names), pattern))
+        number = self._new_site(TwinSite("warns" if warns else "raises", repr(names), pattern))
         if kinds is None or not names or number in self._plain:
             self.sites[number] = TwinSite("truth", withheld=False)
-            return _call("_block_", number, call, ast.Constant("plain"))
+            return site_call("_block_", number, call, ast.Constant("plain"))
         name = name_of(call).replace("Regexp", "").replace("Regex", "")
         func = call.func
         func = ast.Attribute(func.value, name, ast.Load()) if isinstance(func, ast.Attribute) else func
         anything = ast.Name("Warning" if warns else "BaseException", ast.Load())
-        return _call(
+        return site_call(
             "_block_", number, ast.Call(func, [anything], []), ast.Constant("warns" if warns else "raises")
         )
 
@@ -556,43 +561,22 @@ class _Rewriter(ast.NodeTransformer):
             for node in ast.walk(value)
         ) and not any(isinstance(node, ast.Await | ast.Yield | ast.YieldFrom) for node in ast.walk(value))
 
-    def _number(self, site: TwinSite, *expected: ast.expr, actual: ast.expr | None = None) -> int:
+    def _new_site(self, site: TwinSite, *expected: ast.expr, actual: ast.expr | None = None) -> int:
         """Return a new number for a site that observes `actual` and compares it with `expected`."""
         number, self._next = self._next, self._next + 1
         if actual is not None:
             site = replace(site, subject=self._subjects.find(actual, self._scope))
-            forced = self._comparisons.decide(actual) or (
+            is_forced = self._comparisons.contains_result(actual) or (
                 (
                     site.operator in _ORDER
-                    or any(isinstance(each, ast.Constant) and not each.value for each in expected)
+                    or any(isinstance(value, ast.Constant) and not value.value for value in expected)
                 )
                 and self._subjects.cancels(actual, self._scope)
             )
-            site = replace(site, withheld=site.withheld and not forced)
+            site = replace(site, withheld=site.withheld and not is_forced)
         if any(map(reads_files, expected)):
             site = replace(site, withheld=False)
         self.sites[number] = site
         names = {node.id for value in expected for node in ast.walk(value) if isinstance(node, ast.Name)}
         self.names_of[number] = (frozenset(names), self._scope)
         return number
-
-
-# --- writing
-
-
-def _call(name: str, number: int, *arguments: ast.expr) -> ast.Call:
-    return _call_name(name, ast.Constant(number), *arguments)
-
-
-def _call_name(name: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
-
-
-def _import(name: str) -> ast.expr:
-    return _call_name("__import__", ast.Constant(name))
-
-
-def _as_list(statements: ast.AST | list[ast.stmt] | None) -> list[ast.stmt]:
-    if isinstance(statements, list):
-        return statements
-    return [statements] if isinstance(statements, ast.stmt) else []

@@ -15,40 +15,43 @@ from understudy.checks.twins.judge import Observation, is_reordered, is_rest
 from understudy.checks.twins.sites import TwinSite
 from understudy.util.python_syntax import parse_literal
 
-_TIMES = 4
+_FAR_MORE_TIMES = 4
 _MORE_MEMBERS, _MORE_CHARACTERS = 10, 100
 
 
 def weakness(
     sites: Mapping[int, TwinSite],
     gold: Mapping[int, list[Observation]],
-    seen: Mapping[int, list[Observation]],
+    observations: Mapping[int, list[Observation]],
 ) -> str:
     """Return what observations that agree with the gold patch's prove less by; "" if by nothing."""
-    if any(number in sites and sites[number].operation == "own" and number not in gold for number in seen):
+    if any(number in sites and sites[number].operation == "own" and number not in gold for number in observations):
         return "compute with values of classes that decide the result, which the gold patch's are not"
-    shared = [number for number in gold if number in sites and seen.get(number)]
-    if any(is_far_more(sites[number], gold[number], seen[number]) for number in shared):
+    shared = [number for number in gold if number in sites and observations.get(number)]
+    if any(is_far_more(sites[number], gold[number], observations[number]) for number in shared):
         return "look for something in far more than the gold patch emits"
-    if any(is_reordered(sites[number], gold[number], seen[number]) for number in shared):
+    if any(is_reordered(sites[number], gold[number], observations[number]) for number in shared):
         return "observed the expected values in another order than with the gold patch"
     return ""
 
 
-def is_far_more(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation]) -> bool:
+def is_far_more(site: TwinSite, gold: Sequence[Observation], observations: Sequence[Observation]) -> bool:
     """Return whether a patch emitted far more at a site than the gold patch, and so maybe guesses."""
-    then, now = _most(site, gold), _most(site, seen)
-    return now[0] > _TIMES * then[0] + _MORE_MEMBERS or now[1] > _TIMES * then[1] + _MORE_CHARACTERS
+    gold_most, most = _most(site, gold), _most(site, observations)
+    return (
+        most[0] > _FAR_MORE_TIMES * gold_most[0] + _MORE_MEMBERS
+        or most[1] > _FAR_MORE_TIMES * gold_most[1] + _MORE_CHARACTERS
+    )
 
 
 def _most(site: TwinSite, observed: Sequence[Observation]) -> tuple[int, int]:
     """Return the most members, and the most characters, of what a site looks at."""
-    amounts = [_amount(site, each) for each in observed if not is_rest(each)]
+    amounts = [_amount(site, observation) for observation in observed if not is_rest(observation)]
     return max((members for members, _ in amounts), default=0), max((length for _, length in amounts), default=0)
 
 
-def _amount(site: TwinSite, seen: Observation) -> tuple[int, int]:
-    match seen:
+def _amount(site: TwinSite, observation: Observation) -> tuple[int, int]:
+    match observation:
         case ["value", encoded] if site.operation == "compare" and site.want:
             if site.operator in ("holds", "search", "match", "fullmatch"):
                 return _size(encoded)
@@ -58,7 +61,7 @@ def _amount(site: TwinSite, seen: Observation) -> tuple[int, int]:
         case ["kind", _, str(text)] if site.operation == "raises" and site.operator:
             return 0, len(text)
         case ["warnings", [*warnings]]:
-            return len(warnings), sum(len(str(each[1])) for each in warnings) if site.operator else 0
+            return len(warnings), sum(len(str(warning[1])) for warning in warnings) if site.operator else 0
         case _:
             return 0, 0
 

@@ -17,7 +17,7 @@ _ACTIONS = """
     sys._current_frames sys._current_exceptions compile code.__new__ function.__new__ socket.__new__ import
     cpython.PyInterpreterState_New cpython.PyInterpreterState_Clear
 """
-UNSEEN = frozenset(
+UNWATCHED_MODULES = frozenset(
     ("readline", "_xxsubinterpreters", "_interpreters", "_testcapi", "_testinternalcapi", "_posixsubprocess")
 )
 """Modules that open files, start programs, or run code in other interpreters, without the hook being asked."""

@@ -23,9 +23,9 @@ def create_audited(spec: Any) -> Any:
     """Replaces `_imp.create_builtin` in a watched process, because that raises no audit event: the hook creates
     the module.
     """
-    made: list[Any] = []
-    sys.audit(CREATE_BUILTIN, spec.name, made)
-    return made[0]
+    modules: list[Any] = []
+    sys.audit(CREATE_BUILTIN, spec.name, modules)
+    return modules[0]
 
 
 def exit_audited(status: int, audit: Any = sys.audit, event: str = EXIT) -> Any:
@@ -37,9 +37,9 @@ def fork_exec_audited(*arguments: Any) -> int:
     """Replaces `_posixsubprocess.fork_exec`: the hook reports the program, then gives the function that starts
     it.
     """
-    given: list[Any] = []
-    sys.audit(FORK_EXEC, arguments, given)
-    return given[0](*arguments)
+    starters: list[Any] = []
+    sys.audit(FORK_EXEC, arguments, starters)
+    return starters[0](*arguments)
 
 
 def replace_fork_exec() -> Callable[..., int]:
@@ -63,7 +63,11 @@ def program_namer(installed_in: tuple[str, ...], base: str) -> Callable[[str, An
     # The hook uses what tested code could replace in modules or builtins only as it is bound here.
     stat, octets, string, kind_of = os.stat, bytes, str, type
     no_names: frozenset[str] = frozenset()
-    sequences, missing, places = (tuple, list), (OSError, ValueError), (*installed_in, "/bin/", "/sbin/")
+    sequences, missing, program_directories = (
+        (tuple, list),
+        (OSError, ValueError),
+        (*installed_in, "/bin/", "/sbin/"),
+    )
 
     def programs(event: str, args: Any) -> frozenset[str]:
         if event == "os.system":
@@ -77,7 +81,7 @@ def program_namer(installed_in: tuple[str, ...], base: str) -> Callable[[str, An
             if kind_of(text) is not string or text[:1] != "/":
                 names |= {"-"}
                 continue
-            installed = text.startswith(places) and "/../" not in text and not text.startswith(base)
+            installed = text.startswith(program_directories) and "/../" not in text and not text.startswith(base)
             name = text.rpartition("/")[2].replace(" ", "_")
             try:
                 stat(text)

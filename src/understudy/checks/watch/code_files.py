@@ -31,7 +31,7 @@ def content_reader() -> Callable[[str], bytes]:
     return content_of
 
 
-def genuine_judge(standard: str, content_of: Callable[[str], bytes]) -> tuple[Any, ...]:
+def genuineness_check(standard: str, content_of: Callable[[str], bytes]) -> tuple[Any, ...]:
     """Return a function from a code object to whether its file compiles to it, and the functions and code that it
     uses.
 
@@ -41,7 +41,7 @@ def genuine_judge(standard: str, content_of: Callable[[str], bytes]) -> tuple[An
     failures, os_error, value_error = (TypeError, ValueError, OSError, EOFError), OSError, ValueError
     load_code, cache_tag = marshal.loads, str(sys.implementation.cache_tag)
     magic: bytes = vars(_frozen_importlib_external)["MAGIC_NUMBER"]
-    compile_text, code_type = compile, type(genuine_judge.__code__)
+    compile_text, code_type = compile, type(genuineness_check.__code__)
     # Without its sources, or compiled with other options, the standard library cannot be compared.
     comparable = os.path.isfile(standard + "linecache.py") and not sys.flags.optimize
     compiled: dict[str, set[Any]] = {}
@@ -72,13 +72,13 @@ def genuine_judge(standard: str, content_of: Callable[[str], bytes]) -> tuple[An
         for path in paths:
             try:
                 code = compiled_before(path)
-                rest: list[Any] = [code or compile_text(content_of(path), path, "exec", 0, True)]
+                pending: list[Any] = [code or compile_text(content_of(path), path, "exec", 0, True)]
             except (os_error, value_error, SyntaxError):
                 continue
-            while rest:
-                code = rest.pop()
+            while pending:
+                code = pending.pop()
                 bodies.add((code.co_name, code.co_firstlineno, code.co_code))
-                rest += [each for each in code.co_consts if kind_of(each) is code_type]
+                pending += [constant for constant in code.co_consts if kind_of(constant) is code_type]
         return bodies
 
     def is_genuine(code: Any) -> bool:
@@ -89,5 +89,5 @@ def genuine_judge(standard: str, content_of: Callable[[str], bytes]) -> tuple[An
             compiled[name] = compile_file(name)
         return (code.co_name, code.co_firstlineno, code.co_code) in compiled[name]
 
-    inner = [each for each in compile_file.__code__.co_consts if kind_of(each) is code_type]
-    return is_genuine, (compiled_before, compile_file), inner
+    inner_codes = [constant for constant in compile_file.__code__.co_consts if kind_of(constant) is code_type]
+    return is_genuine, (compiled_before, compile_file), inner_codes

@@ -38,12 +38,12 @@ def deny_writing_below(directories: set[str]) -> bool:
     if ruleset < 0:
         return False
     denied = {os.path.realpath(path) for path in directories}
-    above = {path for each in denied for path in _above(each)}
+    parents = {path for directory in denied for path in _parents(directory)}
     try:
-        for parent in above:
+        for parent in parents:
             for name in os.listdir(parent):
                 path = os.path.join(parent, name)
-                if path not in denied and path not in above and not _allow(libc, ruleset, path, handled.value):
+                if path not in denied and path not in parents and not _allow(libc, ruleset, path, handled.value):
                     return False
         if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
             return False
@@ -52,7 +52,7 @@ def deny_writing_below(directories: set[str]) -> bool:
         os.close(ruleset)
 
 
-def _above(path: str) -> set[str]:
+def _parents(path: str) -> set[str]:
     directories: set[str] = set()
     while path != "/":
         path = os.path.dirname(path)

@@ -15,7 +15,7 @@ _CHANNEL = 8
 """The descriptor that evidence is written to: each process hands it on to those that it starts."""
 
 
-def _hand_on():
+def _pass_on_channel():
     """Make `subprocess`, which closes other descriptors in its children, keep the channel open there.
 
     A program may have closed the channel, or opened another file with its number; then its children get neither.
@@ -29,27 +29,27 @@ def _hand_on():
             return None
         return status.st_dev, status.st_ino
 
-    def fork_exec(arguments, executables, close, keep, *more):
+    def fork_exec(arguments, executables, close, keep, *others):
         if identity() == channel:
             keep = tuple(sorted(set(keep) | {_CHANNEL}))
-        return begin(arguments, executables, close, keep, *more)
+        return original(arguments, executables, close, keep, *others)
 
     channel = identity()
 
-    begin = _posixsubprocess.fork_exec
+    original = _posixsubprocess.fork_exec
     _posixsubprocess.fork_exec = fork_exec
 
 
-def _begin():
+def _start_watch():
     if os.readlink("/proc/self/fd/%d" % _CHANNEL) != os.environ["UNDERSTUDY_WATCH_PIPE"]:
         return
-    _hand_on()
+    _pass_on_channel()
     fields = os.environ["UNDERSTUDY_WATCH"].split("\n")
     root, walled, tests_begin = fields[0], fields[1], 4 + int(fields[2])
-    beside_begin = tests_begin + int(fields[3])
-    rewards, tests = tuple(fields[4:tests_begin]), tuple(fields[tests_begin:beside_begin])
+    others_begin = tests_begin + int(fields[3])
+    rewards, tests = tuple(fields[4:tests_begin]), tuple(fields[tests_begin:others_begin])
     if rewards and walled:
-        walled = _wall({os.path.dirname(path) for path in rewards})
+        walled = _deny_rewards({os.path.dirname(path) for path in rewards})
     import code_owners
     import process_watch
 
@@ -61,7 +61,7 @@ def _begin():
         root,
         tests,
         code_owners.owners_in(root),
-        beside=tuple(fields[beside_begin:]),
+        other_files=tuple(fields[others_begin:]),
         rewards=rewards,
         walled=bool(walled),
         serves=_is_fork_server(),
@@ -74,7 +74,7 @@ def _is_fork_server():
         return b"\0-c\0from multiprocessing.forkserver import main; main(" in file.read()
 
 
-def _wall(directories):
+def _deny_rewards(directories):
     """Deny this process writing below the directories, and return whether that worked; without it the process is
     still watched.
     """
@@ -89,22 +89,22 @@ def _wall(directories):
 
 
 def _main():
-    here = os.path.dirname(os.path.abspath(__file__))
+    watch_directory = os.path.dirname(os.path.abspath(__file__))
     try:
         if sys.version_info >= (3, 8) and "UNDERSTUDY_WATCH_PIPE" in os.environ:
-            _begin()
+            _start_watch()
     except Exception:  # noqa: BLE001, S110 - nobody could be told: the process's output is that of the tests
         pass
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
-    own = sys.modules.pop("sitecustomize", None)
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != watch_directory]
+    this_module = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # noqa: F401
     except ImportError as error:
         if getattr(error, "name", "sitecustomize") != "sitecustomize":
             raise
     finally:
-        if own is not None:
-            sys.modules.setdefault("sitecustomize", own)
+        if this_module is not None:
+            sys.modules.setdefault("sitecustomize", this_module)
 
 
 _main()

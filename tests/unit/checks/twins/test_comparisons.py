@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from understudy.checks.twins import twin_driver
-from understudy.checks.twins.judge import judge, load
+from understudy.checks.twins.judge import judge, load_observations
 from understudy.checks.twins.sites import TwinSite
 from understudy.checks.twins.suite import self_reporting
 from understudy.checks.twins.versions import write_version
@@ -62,7 +62,7 @@ def test_an_in_process_comparison_may_only_report_equality_of_equal_values(
     exec(compile(text, "t.py", "exec"), scope)  # our own text
     exec("test_values()", scope)
     monkeypatch.delitem(sys.modules, "understudy_sites")
-    observed = load(report.read_bytes())["t.py::test_values"]
+    observed = load_observations(report.read_bytes())["t.py::test_values"]
     results = {number: site for number, site in version.sites.items() if site.operation == "result"}
     assert sorted(site.operator for site in results.values()) == ["!=", "==", "=="]
     judgements = {judge(site, [], observed[number]) for number, site in results.items() if number in observed}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from understudy.checks.twins.neutral_names import by_own_names
+from understudy.checks.twins.neutral_names import by_original_names
 from understudy.checks.twins.versions import write_version
 
 SOURCE = """\
@@ -54,7 +54,7 @@ def test_tests_are_renamed_in_their_order_except_where_the_name_is_used_otherwis
 def test_results_of_a_neutral_version_are_mapped_to_the_original_test_names():
     names = {"t.py": write_version(SOURCE, neutral=True).names}
     nodes = ["t.py::test_0001[a-test_0000]", "t.py::Case0000::Case0001::test_0004", "other.py::test_0001", "t.py"]
-    assert list(by_own_names(dict.fromkeys(nodes, 0), names)) == [
+    assert list(by_original_names(dict.fromkeys(nodes, 0), names)) == [
         "t.py::test_empty_is_false[a-test_0000]",
         "t.py::Answers::Inner::test_no",
         "other.py::test_0001",

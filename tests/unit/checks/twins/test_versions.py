@@ -22,9 +22,10 @@ from understudy.checks.twins import twin_driver
 from understudy.checks.twins.clues import Clues
 from understudy.checks.twins.exposure import ReadableValues
 from understudy.checks.twins.guessing import secret_bits
-from understudy.checks.twins.judge import Observation, decode, holds, judge, load, raised_by_gold
+from understudy.checks.twins.judge import Observation, holds, judge, load_observations, raised_by_gold
 from understudy.checks.twins.run import VersionRun, judge_twins
 from understudy.checks.twins.sites import TwinSite
+from understudy.checks.twins.twin_decoding import decode
 from understudy.checks.twins.twin_driver import encode
 from understudy.checks.twins.versions import TwinVersion, write_version
 from understudy.types import Files, ScriptChecks, SuiteChecks, TestOutcome
@@ -558,9 +559,9 @@ def test_a_wide_tolerance_leaves_few_bits():
 
 def test_a_string_of_readable_parts_counts_only_its_seams():
     readable = ReadableValues(["x = 'select name from people'"])
-    assert readable.unread("select name\nfrom people") == 3  # two parts, and a line break
-    assert readable.unread("select name") == 0
-    assert readable.unread("äöü") == 3
+    assert readable.guessed_length("select name\nfrom people") == 3  # two parts, and a line break
+    assert readable.guessed_length("select name") == 0
+    assert readable.guessed_length("äöü") == 3
 
 
 def test_an_opaque_value_does_not_match_a_gold_value_that_was_sent():
@@ -575,7 +576,10 @@ def run_of(observations: list[Observation], **how: Any) -> VersionRun:
     """A run of one test with one site."""
     values = {"exit_code": 0, "timed_out": False, "outcomes": {"a": "passed"}, **how}
     return VersionRun(
-        sites={3: TwinSite("equal")}, seen={"a": {3: observations}} if observations else {}, log="", **values
+        sites={3: TwinSite("equal")},
+        observations={"a": {3: observations}} if observations else {},
+        log="",
+        **values,
     )
 
 
@@ -620,7 +624,7 @@ def observed_by(values: Iterable[Any], path: Path) -> list[Observation]:
     with twin_driver.running("t.py", name):
         for value in values:
             twin_driver.send(3, value)
-    return load(path.read_bytes())[f"t.py::{name}"][3]
+    return load_observations(path.read_bytes())[f"t.py::{name}"][3]
 
 
 def test_observations_beyond_the_limit_are_compared_by_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
