@@ -291,3 +291,10 @@ def test_reminders_of_plan_mode_and_of_tasks_have_the_text_of_the_program() -> N
     assert (
         "existing tasks:\n\n#1. [pending] Do it\n</system-reminder>" in sent["tasks"][0] and not sent["tasks"][1]
     )
+
+
+def test_a_log_that_holds_only_an_attachment_of_an_unknown_kind_is_read() -> None:
+    log = Log(version="2.1.250")
+    log.attachment("of_a_later_version", text="?")
+    (trace,) = read(log)
+    assert not trace.turns and not trace.nodes

@@ -338,7 +338,7 @@ def inherited_notes(
     nodes: Sequence[TraceNode], damage: Mapping[int, tuple[str, ...]]
 ) -> dict[int, tuple[str, ...]]:
     """Return for each node at or after damage the notes on all damage on its path."""
-    if not damage:
+    if not damage or not nodes:
         return {}
     # Paths may have been copied; copies are recognised by having the same body objects.
     of_body = {id(nodes[index].body): own for index, own in damage.items()}
