@@ -188,9 +188,9 @@ def _is_programs_own(record: ClaudeRecord) -> bool:
 def usage_of(response: ClaudeResponse | None) -> PromptUsage | None:
     """Return the usage that the API reported with a response, or None if it is not logged."""
     for record in response.records if response is not None else ():
-        if record.message is not None and (raw := bytes(record.message.usage)):
+        if record.message is not None and len(record.message.usage):
             try:
-                usage = _usage(raw)
+                usage = _usage(record.message.usage)
             except DECODE_ERRORS:
                 return None
             return usage if usage.prompt_tokens() else None  # the program reports no usage for its own messages
@@ -206,9 +206,14 @@ def text_bytes(record: ClaudeRecord) -> int:
     for block in content or ():
         if isinstance(block, str):
             size += len(block)
-        elif b'"image"' not in (raw := bytes(block.content)):
-            size += len(raw) + len(bytes(block.text)) + len(bytes(block.thinking)) + len(bytes(block.input))
+        elif b'"image"' not in bytes(block.content):
+            size += block_bytes(block)
     return size
+
+
+def block_bytes(block: ClaudeBlock) -> int:
+    """Return the bytes of a block's text, thinking, call and result."""
+    return len(block.content) + len(block.text) + len(block.thinking) + len(block.input)
 
 
 def _is_program_text(record: ClaudeRecord) -> bool:

@@ -17,10 +17,9 @@ some, its states are uncertain, unless its figures grow and are large enough for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from understudy.ingest.claude_code import tree
 from understudy.ingest.claude_code.continuity import (
@@ -28,11 +27,12 @@ from understudy.ingest.claude_code.continuity import (
     FEWEST_BYTES_PER_TOKEN,
     MOST_BYTES_PER_TOKEN,
     PromptUsage,
+    block_bytes,
     response_of,
     text_bytes,
     usage_of,
 )
-from understudy.ingest.claude_code.records import ClaudeBlock
+from understudy.ingest.claude_code.records import ClaudeBlock, ClaudeRecord
 from understudy.ingest.claude_code.tree import ClaudeResponse, SentRecord
 from understudy.ingest.claude_code.versions import VersionBehaviour
 from understudy.ingest.trace import TraceNode
@@ -47,107 +47,181 @@ CLEARING_UNKNOWN = "clearing_unknown"
 _CLEARABLE_BYTES = 60_000 * FEWEST_BYTES_PER_TOKEN
 """The fewest bytes of results of which some can be cleared: 40,000 tokens are kept, 20,000 or more are not."""
 
+_LEAST_ADDED = min(ADDED_TOKENS.values())
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 
 
 class _Before(Struct, frozen=True, gc=False):
-    """What precedes a node on its path.
+    """The last response before a node on its path, with its usage; what was sent of it has not changed since.
 
-    `response`: the last response, or None if there is none, or if what was sent of it has changed since, which the
-    log tells; `usage`: its usage. `prompts`: the user wrote after it, `same_run`: in the same run of the program.
-    `measured`: a response reported a cache. Until then, `results` are the bytes of all tool results that are sent,
-    and `tokens` what the last response reported.
+    `prompts`: the user wrote after it, `same_run`: in the same run of the program.
     """
 
-    response: ClaudeResponse | None = None
-    usage: PromptUsage | None = None
+    response: ClaudeResponse
+    usage: PromptUsage | None
     prompts: bool = False
     same_run: bool = True
-    measured: bool = False
-    results: int = 0
+
+
+class _Results(Struct, frozen=True, gc=False):
+    """The tool results on a path: their bytes, as far as they are still sent.
+
+    `measured`: a response on the path reported a cache; results are counted until then. `tokens`: what the last
+    response reported.
+    """
+
+    size: int = 0
     tokens: int = 0
+    measured: bool = False
 
 
-_ROOT = _Before()
-
-
-def shortened_prompts(nodes: Sequence[TraceNode], behaviour: VersionBehaviour) -> dict[int, str]:
+def shortened_prompts(
+    nodes: Sequence[TraceNode], responses: Iterable[ClaudeResponse], behaviour: VersionBehaviour
+) -> dict[int, str]:
     """Return a note for each node of a response whose prompt was, or may be, shorter than the log explains.
 
-    It looks at every node of every session, so what few of them need is found out only for these.
+    `responses` are those of the nodes, in their order. Every session is checked, so a path is looked at only for a
+    response whose own usage leaves a doubt.
     """
     notes: dict[int, str] = {}
-    before: list[_Before] = []
-    usages: dict[str, PromptUsage | None] = {}  # by key of a response
-    thinking: dict[int, float] = {}
-    for index, node in enumerate(nodes):
-        above = before[node.parent] if node.parent >= 0 else _ROOT
-        body = node.body
-        response = response_of(body)
-        if response is None:
-            if isinstance(body, SentRecord) and body.cleared:
-                above = replace(above, response=None, usage=None, prompts=False, same_run=True, results=0)
-            elif (sent := tree.sent_record(body)) is not None:
-                if not tree.result_ids(sent.record):
-                    same_run = above.same_run and bool(bytes(sent.record.todos))
-                    above = replace(above, prompts=True, same_run=same_run)
-                elif not above.measured:
-                    above = replace(above, results=above.results + text_bytes(sent.record))
-        else:
-            if response.key not in usages:
-                usages[response.key] = usage_of(response)
-            usage = usages[response.key]
-            is_first = body is response and response.node == index
-            if (
-                is_first
-                and above.response is not None
-                and _is_shorter(nodes, index, above, response, usage, thinking)
-            ):
-                replaced = not behaviour.logs_compactions and _is_halved(above.usage, usage)
-                notes[index] = COMPACTION_NOT_LOGGED if replaced else CLEARED_NOT_LOGGED
-            elif is_first and behaviour.clears_results and _may_be_cleared(above, usage):
-                notes[index] = CLEARING_UNKNOWN
-            above = _Before(
-                response if is_first else None,
-                usage if is_first else None,
-                measured=above.measured or (usage is not None and usage.cached_tokens() > 0),
-                results=above.results,
-                tokens=usage.prompt_tokens() if usage is not None else above.tokens,
-            )
-        before.append(above)
+    paths = _Paths(nodes)
+    longest = 0  # the most tokens of a prompt so far, on any path
+    may_be_cleared: bool | None = None
+    for response in responses:
+        usage = paths.usage(response)
+        tokens = _tokens(usage)
+        if tokens is None:
+            if may_be_cleared is None:
+                may_be_cleared = behaviour.clears_results and _most_result_bytes(nodes) >= _CLEARABLE_BYTES
+            if may_be_cleared and _may_be_cleared(paths.results(nodes[response.node].parent), usage):
+                notes[response.node] = CLEARING_UNKNOWN
+        elif longest - tokens <= _LEAST_ADDED:
+            longest = max(longest, tokens)
+        elif (before := paths.before(response)) is not None and paths.is_shorter(before, response, tokens):
+            replaced = not behaviour.logs_compactions and _is_halved(before.usage, usage)
+            notes[response.node] = COMPACTION_NOT_LOGGED if replaced else CLEARED_NOT_LOGGED
     return notes
 
 
-def _may_be_cleared(before: _Before, usage: PromptUsage | None) -> bool:
-    """Return whether results before a response may have been cleared, of which no figure of a cache would tell."""
-    if before.results < _CLEARABLE_BYTES or before.measured:
-        return False
-    if usage is not None and usage.cached_tokens():
+def _most_result_bytes(nodes: Sequence[TraceNode]) -> int:
+    """Return a number of bytes that the tool results of no path exceed: those of all nodes, with prompts and
+    images.
+    """
+    size = 0
+    for node in nodes:
+        body = node.body
+        record = body if type(body) is ClaudeRecord else body.record if type(body) is SentRecord else None
+        content = record.message.content if record is not None and record.message is not None else None
+        for block in content if type(content) is list else ():
+            size += len(block) if isinstance(block, str) else block_bytes(block)
+    return size
+
+
+def _may_be_cleared(before: _Results, usage: PromptUsage | None) -> bool:
+    """Return whether results before a response that reports no cache may have been cleared."""
+    if before.size < _CLEARABLE_BYTES or before.measured:
         return False
     tokens = usage.prompt_tokens() if usage is not None else 0
-    return tokens < before.tokens or tokens * MOST_BYTES_PER_TOKEN < before.results
+    return tokens < before.tokens or tokens * MOST_BYTES_PER_TOKEN < before.size
 
 
-def _is_shorter(
-    nodes: Sequence[TraceNode],
-    index: int,
-    before: _Before,
-    response: ClaudeResponse,
-    usage: PromptUsage | None,
-    thinking: dict[int, float],
-) -> bool:
-    """Return whether the prompt of the response at a node was shorter than expected.
-
-    `thinking` is the cache of `_thinking_before`.
+class _Paths:
+    """What precedes responses on their paths. What was found out about a node is kept, so that all of it takes
+    linear time.
     """
-    assert before.response is not None
-    tokens_before, tokens = _tokens(before.usage), _tokens(usage)
-    if tokens_before is None or tokens is None or _model(before.response) != _model(response):
-        return False
-    unexplained = tokens_before - tokens - ADDED_TOKENS[before.same_run]
-    if unexplained <= 0 or not before.prompts:
-        return unexplained > 0
-    return unexplained > _thinking_before(nodes, index, thinking)
+
+    def __init__(self, nodes: Sequence[TraceNode]) -> None:
+        self._nodes = nodes
+        self._usages: dict[str, PromptUsage | None] = {}  # by key of a response
+        self._before: dict[int, _Before | None] = {-1: None}  # by node: what precedes the nodes behind it
+        self._results: dict[int, _Results] = {-1: _Results()}  # by the last node of a path
+        self._thinking: dict[int, float] = {-1: 0.0}  # the same: the most tokens of the thinking of all responses
+
+    def usage(self, response: ClaudeResponse) -> PromptUsage | None:
+        """Return the usage that the API reported with a response."""
+        key = response.key
+        if key not in self._usages:
+            self._usages[key] = usage_of(response)
+        return self._usages[key]
+
+    def before(self, response: ClaudeResponse) -> _Before | None:
+        """Return what precedes a response; None if no response does, or if what was sent of it has changed since,
+        which the log tells.
+        """
+        nodes, known = self._nodes, self._before
+        at = nodes[response.node].parent
+        way: list[int] = []
+        while at not in known and response_of(nodes[at].body) is None:
+            way.append(at)
+            at = nodes[at].parent
+        if at not in known:
+            own = response_of(nodes[at].body)
+            is_first = own is not None and nodes[at].body is own and own.node == at
+            known[at] = _Before(own, self.usage(own)) if own is not None and is_first else None
+        before = known[at]
+        for node in reversed(way):
+            body = nodes[node].body
+            if isinstance(body, SentRecord) and body.cleared:
+                before = None
+            elif before is not None and (sent := tree.sent_record(body)) and not tree.result_ids(sent.record):
+                same_run = before.same_run and bool(len(sent.record.todos))
+                before = _Before(before.response, before.usage, prompts=True, same_run=same_run)
+            known[node] = before
+        return before
+
+    def is_shorter(self, before: _Before, response: ClaudeResponse, tokens: int) -> bool:
+        """Return whether the prompt of a response, of so many tokens, was shorter than expected."""
+        tokens_before = _tokens(before.usage)
+        if tokens_before is None or _model(before.response) != _model(response):
+            return False
+        unexplained = tokens_before - tokens - ADDED_TOKENS[before.same_run]
+        if unexplained <= 0 or not before.prompts:
+            return unexplained > 0
+        return unexplained > self._thinking_before(response.node)
+
+    def results(self, at: int) -> _Results:
+        """Return the tool results on the path to a node."""
+        nodes, known = self._nodes, self._results
+        way: list[int] = []
+        while at not in known:
+            way.append(at)
+            at = nodes[at].parent
+        results = known[at]
+        for node in reversed(way):
+            results = known[node] = self._with_results(results, nodes[node].body)
+        return results
+
+    def _with_results(self, results: _Results, body: object) -> _Results:
+        if (response := response_of(body)) is not None:
+            usage = self.usage(response)
+            if usage is None:
+                return results
+            measured = results.measured or usage.cached_tokens() > 0
+            return _Results(results.size, usage.prompt_tokens(), measured)
+        if isinstance(body, SentRecord) and body.cleared:
+            return _Results(0, results.tokens, results.measured)
+        sent = tree.sent_record(body)
+        if results.measured or sent is None or not tree.result_ids(sent.record):
+            return results
+        return _Results(results.size + text_bytes(sent.record), results.tokens, results.measured)
+
+    def _thinking_before(self, index: int) -> float:
+        """Return the most tokens that the thinking of all responses above a node can have.
+
+        That is infinite where the log hides it.
+        """
+        nodes, sums = self._nodes, self._thinking
+        above: list[int] = []
+        at = nodes[index].parent
+        while at not in sums:
+            above.append(at)
+            at = nodes[at].parent
+        total = sums[at]
+        for node in reversed(above):
+            if (response := response_of(nodes[node].body)) is not None:
+                total += _thinking_tokens(response)
+            sums[node] = total
+        return total
 
 
 def _is_halved(before: PromptUsage | None, usage: PromptUsage | None) -> bool:
@@ -163,24 +237,6 @@ def _tokens(usage: PromptUsage | None) -> int | None:
     return usage.prompt_tokens() if usage is not None and usage.cached_tokens() else None
 
 
-def _thinking_before(nodes: Sequence[TraceNode], index: int, sums: dict[int, float]) -> float:
-    """Return the most tokens that the thinking of all responses above a node can have.
-
-    That is infinite where the log hides it. `sums` are those up to and with a node, so that each is added up once.
-    """
-    above: list[int] = []
-    at = nodes[index].parent
-    while at >= 0 and at not in sums:
-        above.append(at)
-        at = nodes[at].parent
-    total = sums[at] if at >= 0 else 0.0
-    for node in reversed(above):
-        if (response := response_of(nodes[node].body)) is not None:
-            total += _thinking_tokens(response)
-        sums[node] = total
-    return total
-
-
 def _model(response: ClaudeResponse) -> str | None:
     message = response.records[0].message
     return message.model if message is not None else None
@@ -192,7 +248,7 @@ def _thinking_tokens(response: ClaudeResponse) -> float:
     for record in response.records:
         for block in (record.message.content if record.message is not None else None) or ():
             if isinstance(block, ClaudeBlock) and block.type in _THINKING:
-                if len(bytes(block.thinking)) <= len('""'):
+                if len(block.thinking) <= len('""'):
                     return float("inf")
-                size += len(bytes(block.thinking))
+                size += len(block.thinking)
     return size / FEWEST_BYTES_PER_TOKEN

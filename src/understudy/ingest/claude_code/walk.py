@@ -221,7 +221,7 @@ class _Walk:
             previous = uuid
             if preserved_behind and uuid in preserved_behind:
                 position[uuid] = last = self.add_preserved(preserved_behind.pop(uuid), at)
-        for node, note in shortened_prompts(nodes, self.behaviour).items():
+        for node, note in shortened_prompts(nodes, self.responses.values(), self.behaviour).items():
             self.mark(node, note)
         last = position.get(self.records[-1].uuid, -1) if self.records else -1
         compacted = [(count, self.end(at)) for count, at in self.boundaries.values()]
