@@ -431,17 +431,26 @@ def _session_of(file: LogFile, name: str, head: bytes) -> str:
     decide. The last record counts, since a file may begin with records copied from the session that it continues.
     """
     sought = name.encode(errors="replace")
-    if sought in _SESSION.findall(head):
+    if sought in head and sought in _SESSION.findall(head):
         return name
-    session_id = None
+    last = b""
     with file.open() as stream:
-        for some in whole_lines(stream, Counter()):
-            if sought in some and any(one.sessionId == name for one in decode_envelopes(some)):
+        for last in whole_lines(stream, Counter()):
+            if sought in last and any(one.sessionId == name for one in decode_envelopes(last)):
                 return name
-            # Decode from the end, so that only a few lines have to be decoded.
-            last = (one.sessionId for one in decode_envelopes(some, backwards=True) if one.uuid is not None)
-            session_id = next(filter(None, last), session_id)
+    session_id = _last_session(last)
+    if session_id is None:
+        # Hardly any log ends with so many lines without an id.
+        with file.open() as stream:
+            for some in whole_lines(stream, Counter()):
+                session_id = _last_session(some) or session_id
     return session_id or name
+
+
+def _last_session(some: bytes) -> str | None:
+    """Return the session id of the last record that has one, or None; only few lines have to be decoded for it."""
+    ids = (one.sessionId for one in decode_envelopes(some, backwards=True) if one.uuid is not None)
+    return next(filter(None, ids), None)
 
 
 def _merged_log(logs: Sequence[ClaudeLog]) -> ClaudeLog:

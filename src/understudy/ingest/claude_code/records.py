@@ -303,10 +303,17 @@ def read_message_lines(file: LogFile) -> Iterator[bytes]:
 
 def decode_envelopes(some: bytes, *, backwards: bool = False) -> Iterator[ClaudeEnvelope]:
     """Yield the envelopes of some lines, decoded one at a time; malformed lines are skipped."""
-    lines = BytesIO(some).readlines()
-    for line in reversed(lines) if backwards else lines:
+    for line in _lines_from_end(some) if backwards else BytesIO(some):
         with suppress(*DECODE_ERRORS):
             yield _envelope(line)
+
+
+def _lines_from_end(some: bytes) -> Iterator[bytes]:
+    end = len(some)
+    while end:
+        begin = some.rfind(b"\n", 0, end - 1) + 1
+        yield some[begin:end]
+        end = begin
 
 
 def _at_once(some: bytes, _: Counter[str]) -> list[ClaudeRecord]:

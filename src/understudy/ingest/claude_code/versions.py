@@ -7,6 +7,7 @@ the requests.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import msgspec
 from msgspec import Struct
@@ -192,17 +193,23 @@ class VersionBehaviour(Struct, frozen=True):
 
     def for_model(self, model: str | None) -> VersionBehaviour:
         """Return the behaviour as it applies to a model (None: unknown)."""
-        is_newer = model is not None and _OLDER_MODELS.search(model) is None
-        warned = model is None or self.warned_models is None or self.warned_models.search(model) is not None
-        return msgspec.structs.replace(
-            self,
-            has_system_messages=self.has_system_messages and is_newer,
-            warns_of_files=self.warns_of_files and warned,
-            adds_to_files=self.adds_to_files and warned,
-            recorded=tuple(other.for_model(model) for other in self.recorded),
-        )
+        return _for_model(self, model)
 
 
+@lru_cache(maxsize=64)
+def _for_model(behaviour: VersionBehaviour, model: str | None) -> VersionBehaviour:
+    is_newer = model is not None and _OLDER_MODELS.search(model) is None
+    warned = model is None or behaviour.warned_models is None or behaviour.warned_models.search(model) is not None
+    return msgspec.structs.replace(
+        behaviour,
+        has_system_messages=behaviour.has_system_messages and is_newer,
+        warns_of_files=behaviour.warns_of_files and warned,
+        adds_to_files=behaviour.adds_to_files and warned,
+        recorded=tuple(other.for_model(model) for other in behaviour.recorded),
+    )
+
+
+@lru_cache(maxsize=64)
 def behaviour_of(version: str | None) -> VersionBehaviour:
     """Return the behaviour of a version; for an unknown version, that of a recent one."""
     numbers = _version_numbers(version or "")

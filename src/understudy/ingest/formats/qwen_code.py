@@ -28,12 +28,11 @@ class QwenCodeFormat(LogFormat):
 
     def detect(self, path: str, head: bytes) -> bool:
         """Return whether lines with parents hold messages with parts."""
-        if b'"provenance"' not in head and b'"parts"' not in head:
-            return False  # avoids parsing the beginning of most other programs' logs
         seen = outline(head)
         if {"uuid", "parentUuid", "provenance"} <= seen.keys.keys():
             return True
-        return any("parentUuid" in row and "parts" in mapping(row.get("message")) for row in seen.rows)
+        # The search avoids parsing the first lines of most other programs' logs.
+        return b'"parts"' in head and any("parentUuid" in row and "parts" in mapping(row.get("message")) for row in seen.rows)
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
         """Return the trace of a file."""
