@@ -32,7 +32,7 @@ from understudy.ingest.model_families import model_family
 from understudy.ingest.redaction import redact_trace
 from understudy.ingest.signals.annotate import annotate
 from understudy.ingest.state_files import JsonlSink, ParquetSink, SpoolSink
-from understudy.ingest.trace import Message, Trace, TraceRenderer, TurnAction, state_id_bytes, text_of
+from understudy.ingest.trace import Message, Trace, TraceRenderer, TurnAction, state_ids_of, text_of
 from understudy.redact.report import ReportPlace
 from understudy.types import WORK_ROLES
 
@@ -246,13 +246,13 @@ def _read_traces(
         tick()
         if trace.losses:
             read.losses.update(trace.losses)
-        trace_id, turns = trace.trace_id, trace.turns
+        identity_of, turns = state_ids_of(trace.trace_id), trace.turns
         turns_wanted: list[int] = []
         # a cache: most turns of a trace have the same model and fidelity
         kind_numbers: dict[tuple[str | None, str], int] = {}
         for index in _selected_turns(trace, selection, read.left_out):
             turn = turns[index]
-            identity = state_id_bytes(trace_id, turn.message_id)
+            identity = identity_of(turn.message_id)
             if identity in seen:
                 read.duplicates += 1
                 continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain
@@ -377,12 +377,19 @@ def _json(value: Any) -> str:
 
 def state_id(trace_id: str, message_id: str) -> str:
     """Return the id of a state: 32 hex digits, which stay the same when the log grows."""
-    return state_id_bytes(trace_id, message_id).hex()
+    return state_ids_of(trace_id)(message_id).hex()
 
 
-def state_id_bytes(trace_id: str, message_id: str) -> bytes:
-    """Return the 16 bytes of a state's id."""
-    return blake2b(f"{trace_id}\0{message_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+def state_ids_of(trace_id: str) -> Callable[[str], bytes]:
+    """Return a function that returns the 16 bytes of the id of a trace's state for the state's message id."""
+    begun = blake2b(f"{trace_id}\0".encode("utf-8", "surrogatepass"), digest_size=16)
+
+    def of_message(message_id: str) -> bytes:
+        digest = begun.copy()
+        digest.update(message_id.encode("utf-8", "surrogatepass"))
+        return digest.digest()
+
+    return of_message
 
 
 def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[TraceState]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import PurePath
+from typing import BinaryIO
 
 import msgspec
 from msgspec import Struct
@@ -411,9 +412,9 @@ class ClaudeCodeFormat(LogFormat):
             head = stream.read(HEAD)
             if agent is None and _LEDGER in head and _FIRST.search(head) is None:
                 head += stream.read(_LEDGER_HEAD)
-        within = _WITHIN.search(directory)
-        name = within[1] if agent is not None and within is not None else name.removesuffix(".jsonl")
-        session_id = _session_of(file, name, head)
+            within = _WITHIN.search(directory)
+            name = within[1] if agent is not None and within is not None else name.removesuffix(".jsonl")
+            session_id = _session_of(file, name, head, stream)
         session_files = sessions.setdefault(session_id, _SessionFiles(session_id))
         session_files.files.append((file, directory, agent_id))
         if session_id != name:
@@ -424,8 +425,9 @@ class ClaudeCodeFormat(LogFormat):
             session_files.begin = min(session_files.begin or time[1], time[1])
 
 
-def _session_of(file: LogFile, name: str, head: bytes) -> str:
-    """Return the id of the session that a file logs; `name` is the id that its path suggests.
+def _session_of(file: LogFile, name: str, head: bytes, rest: BinaryIO) -> str:
+    """Return the id of the session that a file logs; `name` is the id that its path suggests. `head` is what was
+    read of the file, `rest` the stream that has the rest of it.
 
     The CLI names a log after its session. A file with any other name was renamed or collected, so the records
     decide. The last record counts, since a file may begin with records copied from the session that it continues.
@@ -434,10 +436,9 @@ def _session_of(file: LogFile, name: str, head: bytes) -> str:
     if sought in head and sought in _SESSION.findall(head):
         return name
     last = b""
-    with file.open() as stream:
-        for last in whole_lines(stream, Counter()):
-            if sought in last and any(one.sessionId == name for one in decode_envelopes(last)):
-                return name
+    for last in whole_lines(rest, Counter(), head):
+        if sought in last and any(one.sessionId == name for one in decode_envelopes(last)):
+            return name
     session_id = _last_session(last)
     if session_id is None:
         # Hardly any log ends with so many lines without an id.
@@ -488,6 +489,7 @@ def _merged_log(logs: Sequence[ClaudeLog]) -> ClaudeLog:
         whole.ledger = list(dict.fromkeys([*whole.ledger, *log.ledger]))
         whole.losses["copied-file"] += 1
         whole.sidechains = whole.sidechains or log.sidechains
+        whole.attachments = any(record.type == "attachment" for record in whole.records)
     return whole
 
 
@@ -523,7 +525,7 @@ def _read_cluster(
                 meta_by_agent[agent_id] = meta
         for agent_id, copies in logs.items():
             parts += split_by_agent(_merged_log(copies), agent_id, meta_by_agent.get(agent_id, AgentMeta()))
-        if any(record.type == "attachment" for part in parts for record in part.records):
+        if any(part.log.attachments for part in parts):
             for part in parts:
                 part.logs_attachments = True
         files.append(parts)

@@ -67,7 +67,7 @@ def add_bodies(nodes: list[TraceNode], bodies: Sequence[object], at: int) -> int
 def system_messages_before(nodes: Sequence[TraceNode], at: int) -> tuple[list[object], int]:
     """Return the bodies of the consecutive system messages that end at `at`, and the node before them."""
     bodies: list[object] = []
-    while at >= 0 and _is_system_message(nodes[at].body):
+    while at >= 0 and type(nodes[at].body) is ClaudeRecord and _is_system_message(nodes[at].body):
         bodies.insert(0, nodes[at].body)
         at = nodes[at].parent
     return bodies, at

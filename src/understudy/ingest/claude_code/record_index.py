@@ -35,11 +35,6 @@ class RecordIndex:
         """The uuid of the only prompt of a run in print mode (`claude -p`), or "" if this is not such a run."""
         return tree.only_prompt(self._records) or ""
 
-    @cached_property
-    def has_attachments(self) -> bool:
-        """Whether any record is an attachment, which means that this version logs what accompanies messages."""
-        return any(record.type == "attachment" for record in self._records)
-
     def ids_above(self, uuid: str | None) -> set[int]:
         """Return the `id()` of this record and of those that following `parentUuid` from it finds."""
         met: set[int] = set()

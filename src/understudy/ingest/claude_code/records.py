@@ -204,8 +204,8 @@ class ClaudeLog(Struct):
 
     `ledger`: unparsed lines of the request ledger. `ends`: for each end of the program, the number of records
     before it; the next record belongs to a resumed session. `losses`: counts of unreadable or unknown data, by
-    kind. `sidechains`: whether some records belong to subagents. `queue`: prompts that were not yet sent.
-    `snapshots`: how often files were saved, by the uuid of the prompt.
+    kind. `sidechains`: whether some records belong to subagents; `attachments`: whether some are attachments.
+    `queue`: prompts that were not yet sent. `snapshots`: how often files were saved, by the uuid of the prompt.
     """
 
     path: str
@@ -215,6 +215,7 @@ class ClaudeLog(Struct):
     envelope: ClaudeEnvelope
     losses: Counter[str]
     sidechains: bool = False
+    attachments: bool = False
     queue: PromptQueue = msgspec.field(default_factory=PromptQueue)
     snapshots: Counter[str] = msgspec.field(default_factory=Counter[str])
 
@@ -354,11 +355,17 @@ def _file_records(lines: ClaudeLog, some: bytes, new_records: list[ClaudeRecord]
     ledger = False
     for record in new_records:
         if record.uuid is not None:
-            if record.type == "progress" and _RESUMED in bytes(record.data)[:_HOOK_HEAD]:
+            kind = record.type
+            if kind == "assistant":
+                records.append(record)
+                if _answers_nothing(record):
+                    lines.ends.append(len(records))
+                continue
+            if kind == "attachment":
+                lines.attachments = True
+            elif kind == "progress" and _RESUMED in bytes(record.data)[:_HOOK_HEAD]:
                 lines.ends.append(len(records))  # the program ran the hooks of a resumed session
             records.append(record)
-            if record.type == "assistant" and _answers_nothing(record):
-                lines.ends.append(len(records))
         elif record.type in _LEDGER:
             ledger = True
         elif record.type == _SNAPSHOT:
@@ -525,15 +532,19 @@ def _find_envelope(lines: ClaudeLog, some: bytes) -> None:
             return
 
 
-def whole_lines(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
-    """Yield the stream in pieces of whole lines, without lines longer than `MAX_LINE_BYTES`."""
+def whole_lines(stream: BinaryIO, losses: Counter[str], head: bytes = b"") -> Iterator[bytes]:
+    """Yield the stream in pieces of whole lines, without lines longer than `MAX_LINE_BYTES`.
+
+    `head` is what was read of it already.
+    """
     pieces: list[bytes] = []
     size = 0
-    while piece := stream.read(_PIECE):
+    while piece := head or stream.read(_PIECE):
+        head = b""
         end = piece.rfind(b"\n") + 1
         if end:
             if size <= MAX_LINE_BYTES:
-                yield b"".join((*pieces, piece[:end])) if pieces else piece[:end]
+                yield b"".join((*pieces, memoryview(piece)[:end])) if pieces else piece[:end]
             else:
                 losses["line-too-long"] += 1
                 yield piece[piece.index(b"\n") + 1 : end]

@@ -21,6 +21,10 @@ MIN_UNIQUE_ID_LENGTH = 12
 """Shorter message ids are not assumed to be unique: some servers count from 1 in each session."""
 
 
+KNOWN_BLOCKS = frozenset(("text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image"))
+"""The types of blocks that can be rendered."""
+
+
 class ClaudeResponse(Struct, gc=False):
     """One response of the model: all records with its message id, in file order.
 
@@ -175,9 +179,14 @@ def path_without(nodes: list[TraceNode], at: int, dropped: Collection[int], *, a
 def has_image(record: ClaudeRecord) -> bool:
     """Return whether a prompt contains an image or a document itself. Those in tool results do not count."""
     content = record.message.content if record.message is not None else None
-    return isinstance(content, list) and any(
-        isinstance(block, ClaudeBlock) and block.type in ("image", "document") for block in content
-    )
+    if not isinstance(content, list):
+        return False
+    return any(isinstance(block, ClaudeBlock) and block.type in ("image", "document") for block in content)
+
+
+def has_unknown_block(content: Iterable[ClaudeBlock | str]) -> bool:
+    """Return whether any block has a type that cannot be rendered."""
+    return any(isinstance(block, ClaudeBlock) and block.type not in KNOWN_BLOCKS for block in content)
 
 
 def path_without_images(nodes: list[TraceNode], at: int) -> int:

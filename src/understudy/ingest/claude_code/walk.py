@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import cast
 
 import msgspec
@@ -62,7 +63,6 @@ from understudy.ingest.trace import TraceNode
 _LOCAL_COMMAND = "local_command"
 _RULES_OF_CALLS = {"ExitPlanMode": "hides_plans", "Task": "renames_starter"}
 _RULES_OF_NOTIFICATIONS = ("notification", "wraps_notifications", "notifications_are_reminders")
-_BLOCKS = frozenset(("text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image"))
 _MENTION = re.compile(r"(?:^|\s)@(?:\"|[\w~./-]*[./])")
 """A mention of a file or directory in a prompt; its contents are sent with the prompt."""
 
@@ -76,8 +76,8 @@ def build_conversation(
 ) -> ClaudeConversation:
     """Build the conversation of one agent's records.
 
-    `resumed`: uuids of the first records after the session was ended and resumed. `logs_attachments`: other
-    records of the session show that this version logs what it sends besides messages.
+    `resumed`: uuids of the first records after the session was ended and resumed. `logs_attachments`: records of
+    the session are attachments, so its version logs what it sends besides messages.
     """
     records, links = with_summaries_first(records)
     try:
@@ -113,7 +113,7 @@ class _Walk:
         self.behaviour = behaviour = behaviour.for_model(model)
         self.records = records
         self.index = RecordIndex(records)
-        self.logs_attachments = logs_attachments or self.index.has_attachments
+        self.logs_attachments = logs_attachments
         self.resumed = resumed
         self.links = links  # uuid → the logged parent, where what was sent before the record is not there
         self.arranged = arranged
@@ -144,7 +144,7 @@ class _Walk:
         self.continuity = Continuity()  # used for versions that may lose results on resume
         self.has_images = False  # a prompt with images is unanswered; once answered, this CLI sends it without
         self.bare_tails: dict[str, int] = {}  # key of a response → the node of its last result, before attachments
-        self.moved_up: set[str | None] = set()  # uuids of results that were placed before their turn in the file
+        self.moved_up: dict[str | None, None] = {}  # uuids of results placed before their turn, in order
 
     def build(self) -> ClaudeConversation:
         """Build the conversation from all records.
@@ -207,7 +207,7 @@ class _Walk:
                                     response.pending.append(name)
                                     if block.name in self.unsure_calls:
                                         self.mark(response.tail, NOT_RECORDED)
-                            elif type(block) is ClaudeBlock and block.type not in _BLOCKS:
+                            elif type(block) is ClaudeBlock and block.type not in tree.KNOWN_BLOCKS:
                                 self.mark(response.tail, "unknown_block")
             elif kind == "user":
                 at = user(record, at)
@@ -274,14 +274,14 @@ class _Walk:
                 nodes.append(TraceNode(response.tail, record))
                 response.tail = node
                 self.response_at[node] = response
-                self.bare_tails.pop(response.key, None)
+                if self.bare_tails:
+                    self.bare_tails.pop(response.key, None)
                 if self.may_lose_results:
                     self.continuity.add_result(record)
                 return node
             if repeated:
                 # A second result for the same call, for example after a rewind, belongs where its parent is.
-                self.nodes.append(TraceNode(at, record))
-                return len(self.nodes) - 1
+                return placement.add_bodies(self.nodes, [record], at)
         is_notification = isinstance(content, str) and content.startswith("<task-notification>")
         wrapped = is_notification and self.behaviour.wraps_notifications
         if wrapped:
@@ -296,17 +296,13 @@ class _Walk:
         if record.isCompactSummary and self.calls and not self.logs_attachments:
             self.mark(node, NOT_LOGGED)  # files that were read before are sent again together with the summary
         if type(content) is list:
-            self.mark_unknown_blocks(content, node)
+            if tree.has_unknown_block(content):
+                self.mark(node, "unknown_block")
         elif content and not self.logs_attachments and "@" in content and _MENTION.search(cast(str, content)):
             self.mark(node, "mention_not_logged")
         elif is_notification and not wrapped and self.logs_attachments:
             self.mark(node, NOT_LOGGED)  # the text around a notification exists only in the CLI program
         return node
-
-    def mark_unknown_blocks(self, content: Sequence[ClaudeBlock | str], node: int) -> None:
-        """Add a note if any block has a type that cannot be rendered."""
-        if any(isinstance(block, ClaudeBlock) and block.type not in _BLOCKS for block in content):
-            self.mark(node, "unknown_block")
 
     def place_assistant(self, record: ClaudeRecord, body: ClaudeMessage, at: int) -> ClaudeResponse:
         """Add a record to the response with its message id, or to a new one (ids are used again); return it."""
@@ -461,15 +457,17 @@ class _Walk:
         """Add a user message after `at` or, if `at` belongs to a response, after the results of that response."""
         response = self.response_at.get(at)
         broken = False
-        late: set[str | None] = set()
+        late: Sequence[str | None] = ()
         if self.queued.waiting:
             prompts = self.queued.take_sent_before(record)
             at = self.add_queued_prompts(prompts, self.end(at)) if at >= 0 and prompts else at
         if response is not None:
-            moved_before = set(self.moved_up)
-            at = self.end_of_response(response)
-            late = self.moved_up - moved_before
-            if response.key in self.bare_tails:
+            if response.pending:
+                moved_before = len(self.moved_up)
+                self.collect_late_results(response)
+                late = [*islice(reversed(self.moved_up), len(self.moved_up) - moved_before)]
+            at = response.tail
+            if self.bare_tails and response.key in self.bare_tails:
                 above = self.index.by_uuid.get(record.parentUuid or "")
                 if tree.is_new_branch(self.nodes, response, self.responses.values(), above):
                     at = self.bare_tails[response.key]  # the attachments belong to another branch
@@ -482,18 +480,21 @@ class _Walk:
             at = tree.path_without(self.nodes, at, self.unlogged)
         # system messages are sent after everything that the user wrote
         reminders, at = placement.system_messages_before(self.nodes, at)
+        node = len(self.nodes)
         self.nodes.append(TraceNode(at, record))
         if tree.has_image(record):
             self.has_images = self.behaviour.forgets_images
-            self.mark_unless_confirmed(len(self.nodes) - 1, "forgets_images")
-        # The log continues after those results, but what follows was sent with this message, which the user wrote
-        # before the results arrived.
-        self.position.update(dict.fromkeys(late, len(self.nodes) - 1))
-        if late or at in self.hurried:
-            self.hurried.add(len(self.nodes) - 1)
+            self.mark_unless_confirmed(node, "forgets_images")
+        if late:
+            # The log continues after those results, but what follows was sent with this message, which the user
+            # wrote before the results arrived.
+            self.position.update(dict.fromkeys(late, node))
+            self.hurried.add(node)
+        elif at in self.hurried:
+            self.hurried.add(node)
         if broken:
-            self.mark(len(self.nodes) - 1, "missing-result")
-        return placement.add_bodies(self.nodes, reminders, len(self.nodes) - 1)
+            self.mark(node, "missing-result")
+        return placement.add_bodies(self.nodes, reminders, node) if reminders else node
 
     def add_queued_prompts(self, prompts: Sequence[str], at: int) -> int:
         """Add queued prompts after `at`, inside the last tool result if there is one. Returns the last node."""
@@ -529,9 +530,9 @@ class _Walk:
         The CLI keeps such a message while it works on a prompt, but drops it when the next prompt continues the
         conversation.
         """
-        self.nodes.append(TraceNode(at, ClaudeRecord(type="user", message=ClaudeMessage(content=prompt))))
-        self.unlogged.add(len(self.nodes) - 1)
-        return len(self.nodes) - 1
+        self.unlogged.add(len(self.nodes))
+        record = ClaudeRecord(type="user", message=ClaudeMessage(content=prompt))
+        return placement.add_bodies(self.nodes, [record], at)
 
     def end_of_response(self, response: ClaudeResponse) -> int:
         """Return the last node of a response and its results, including results that come later in the file."""
@@ -552,7 +553,7 @@ class _Walk:
                 if not set(tree.result_ids(record)).intersection(response.pending):
                     break
                 self.position[record.uuid] = self.place_user(record, response.node)
-                self.moved_up.add(record.uuid)
+                self.moved_up[record.uuid] = None
                 record = self.index.users_by_parent.get(record.uuid)
 
     def add_preserved(self, uuids: Sequence[str], at: int) -> int:

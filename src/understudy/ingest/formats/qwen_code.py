@@ -32,7 +32,9 @@ class QwenCodeFormat(LogFormat):
         if {"uuid", "parentUuid", "provenance"} <= seen.keys.keys():
             return True
         # The search avoids parsing the first lines of most other programs' logs.
-        return b'"parts"' in head and any("parentUuid" in row and "parts" in mapping(row.get("message")) for row in seen.rows)
+        return b'"parts"' in head and any(
+            "parentUuid" in row and "parts" in mapping(row.get("message")) for row in seen.rows
+        )
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
         """Return the trace of a file."""
