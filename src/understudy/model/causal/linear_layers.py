@@ -25,6 +25,13 @@ def _multiply(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
 
 
+@cache
+def _has_onednn() -> bool:
+    """Return whether this build of torch has oneDNN's operations."""
+    operations = ("_linear_pointwise", "_reorder_linear_weight")
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operations)
+
+
 # --- serving -------------------------------------------------------------------------------------------
 
 
@@ -60,7 +67,7 @@ def pack_linear_layers(module: nn.Module) -> None:
 
     The memory of the replaced weights is freed, except for one that is also the embedding.
     """
-    if not torch.backends.mkldnn.is_available():
+    if not _has_onednn():
         return
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
@@ -132,7 +139,7 @@ def _trains_faster_with_onednn() -> bool:
     """Return whether this processor has AVX-512 but is not Intel's. What is faster is not measured, because then
     the same training could round differently on the same machine.
     """
-    if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if not _has_onednn() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
