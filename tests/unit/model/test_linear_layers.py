@@ -95,7 +95,7 @@ async def test_a_large_model_is_packed_and_its_weights_and_adapters_are_exchange
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(4, 70), (2, 5, 70)])
+@pytest.mark.parametrize("shape", [(4, 70), (2, 5, 70), (0, 70), (1, 70)])
 def test_a_layer_for_training_has_the_gradients_of_torchs_own(shape: tuple[int, ...], bias: bool):
     from understudy.model.causal.linear_layers import OneDnnLinear
 

@@ -118,9 +118,16 @@ class _Multiplication(torch.autograd.Function):
         of_inputs, of_weight, of_bias = ctx.needs_input_grad
         return (
             _multiply(gradient, weight.t()) if of_inputs else None,
-            _multiply(rows.t(), inputs.reshape(-1, inputs.shape[-1]).t()) if of_weight else None,
+            _weight_gradient(rows, inputs.reshape(-1, inputs.shape[-1])) if of_weight else None,
             rows.sum(0) if of_bias else None,
         )
+
+
+def _weight_gradient(gradient: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the transposed `gradient` [rows, m] times `inputs` [rows, n]; oneDNN refuses to sum up no rows."""
+    if not len(inputs):
+        return inputs.new_zeros(gradient.shape[1], inputs.shape[1])
+    return _multiply(gradient.t(), inputs.t())
 
 
 def use_onednn_for_training(module: nn.Module) -> None:
