@@ -319,7 +319,7 @@ def _permission_mode(settings: str) -> str:
 
 def _require_mcp_servers(events: Iterable[_StreamEvent], debug_log: bytes) -> None:
     """Raise AgentError unless all MCP servers of a run have started. Nothing is known of a run without events."""
-    failed = {each.name for event in events for each in event.mcp_servers if each.status != "connected"}
+    failed = {server.name for event in events for server in event.mcp_servers if server.status != "connected"}
     if failed:
         lines = debug_log.decode(errors="replace").splitlines()
         reasons = [line.partition("[ERROR] ")[2] for line in lines if "[ERROR]" in line and "MCP server" in line]

@@ -19,6 +19,6 @@ def make_agent(name: str, options: Mapping[str, str]) -> Agent:
             f"{AcpAgent.name}:COMMAND"
         )
     if kind not in (names := plugins.names("agents")):
-        choices = (f"{AcpAgent.name}:COMMAND" if each == AcpAgent.name else each for each in names)
+        choices = (f"{AcpAgent.name}:COMMAND" if name == AcpAgent.name else name for name in names)
         raise ConfigError(f"unknown agent {name!r}; give one of: {', '.join(choices)}")
     return plugins.load("agents", kind)(**options, **({"command": command} if separator else {}))

@@ -50,7 +50,9 @@ def read_turns(format: LogFormat, files: Mapping[str, bytes]) -> Iterator[Logged
         for turn in trace.turns:
             action = trace.renderer.action([trace.nodes[index].body for index in turn.action])
             functions = [call["function"] for call in action.tool_calls]
-            yield LoggedTurn(action.content or "", tuple((each["name"], each["arguments"]) for each in functions))
+            yield LoggedTurn(
+                action.content or "", tuple((function["name"], function["arguments"]) for function in functions)
+            )
 
 
 def compare_turns(

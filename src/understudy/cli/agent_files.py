@@ -45,7 +45,7 @@ def _skills_of(path: Path) -> str:
 
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        for file in sorted(each for each in path.rglob("*") if each.is_file()):
+        for file in sorted(entry for entry in path.rglob("*") if entry.is_file()):
             member = tarfile.TarInfo(file.relative_to(path).as_posix())
             member.mode = 0o755 if file.stat().st_mode & 0o100 else 0o644
             try:

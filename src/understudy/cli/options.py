@@ -47,13 +47,13 @@ def command(body: Callable[..., None]) -> Callable[..., None]:
     hints = inspect.get_annotations(body, eval_str=True)
     parameters: list[inspect.Parameter] = []
     settings: list[tuple[str, type[Struct]]] = []
-    for each in inspect.signature(body).parameters.values():
-        hint = hints[each.name]
+    for parameter in inspect.signature(body).parameters.values():
+        hint = hints[parameter.name]
         if isinstance(hint, type) and issubclass(hint, Struct):
-            settings.append((each.name, hint))
+            settings.append((parameter.name, hint))
             parameters += [_parameter(one) for one in options_of(hint)]
         else:
-            parameters.append(each.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
     names = {name: [one.name for one in options_of(kind)] for name, kind in settings}
 
     def run(**options: Any) -> None:
@@ -63,7 +63,7 @@ def command(body: Callable[..., None]) -> Callable[..., None]:
         body(**options)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__doc__ = body.__doc__
     run.__name__ = body.__name__
     return run
@@ -87,20 +87,20 @@ def _plain(value: Any) -> Any:
     return None if value == [] else value
 
 
-def _parameter(each: Option) -> inspect.Parameter:
+def _parameter(option: Option) -> inspect.Parameter:
     """Return the command parameter for an option. Its default is None, which tells options that were not given."""
-    extra = each.extra
+    extra = option.extra
     more: dict[str, Any] = {}
-    kind = _type(each)
-    flags = [*extra.get("flags", ())] or ["--" + each.name.strip("_").replace("_", "-")]
-    if each.type is bool and not extra.get("flags"):
+    kind = _type(option)
+    flags = [*extra.get("flags", ())] or ["--" + option.name.strip("_").replace("_", "-")]
+    if option.type is bool and not extra.get("flags"):
         flags[0] += f"/--no-{flags[0].removeprefix('--')}"
     if kind in (int, float):
-        more = {"min": each.meta.ge, "max": each.meta.le}
+        more = {"min": option.meta.ge, "max": option.meta.le}
     if extra.get("metavar"):
         more["metavar"] = extra["metavar"]
-    more |= {"help": _help(each), "show_default": False}
-    required = each.default is msgspec.NODEFAULT
+    more |= {"help": _help(option), "show_default": False}
+    required = option.default is msgspec.NODEFAULT
     if extra.get("argument"):
         kind, info = kind if required else kind | None, typer.Argument(**more)
     else:
@@ -109,25 +109,25 @@ def _parameter(each: Option) -> inspect.Parameter:
         kind, info = kind if required else kind | None, typer.Option(*flags, **more)
     default = inspect.Parameter.empty if required else None
     return inspect.Parameter(
-        each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
 
 
-def _type(each: Option) -> Any:
+def _type(option: Option) -> Any:
     """Return the type of an option for Typer."""
-    if each.choices:
-        return StrEnum(each.name, [(choice, choice) for choice in each.choices])
-    if get_origin(each.type) is tuple:
-        return str if each.extra.get("commas") else list[get_args(each.type)[0]]
-    return each.type
+    if option.choices:
+        return StrEnum(option.name, [(choice, choice) for choice in option.choices])
+    if get_origin(option.type) is tuple:
+        return str if option.extra.get("commas") else list[get_args(option.type)[0]]
+    return option.type
 
 
-def _help(each: Option) -> str:
+def _help(option: Option) -> str:
     """Return an option's help, with its default appended unless the text already has one."""
-    text, default = each.meta.description or "", each.default
-    if "[default:" in text or each.switch or default in (None, msgspec.NODEFAULT, "", ()):
+    text, default = option.meta.description or "", option.default
+    if "[default:" in text or option.switch or default in (None, msgspec.NODEFAULT, "", ()):
         return text
     if isinstance(default, bool):
         # A switch that only turns something on or off needs no default.
-        return text if each.extra.get("flags") else f"{text} [default: {'yes' if default else 'no'}]"
+        return text if option.extra.get("flags") else f"{text} [default: {'yes' if default else 'no'}]"
     return f"{text} [default: {default}]"

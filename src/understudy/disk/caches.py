@@ -48,7 +48,7 @@ class CacheEntry(Struct, frozen=True, kw_only=True):
 def cache_entries(cache: Path) -> Iterator[CacheEntry]:
     """Yield the entries of the cache that can be made or fetched again."""
     for pattern, kind in _KINDS.items():
-        for path in sorted(each for directory in cache.glob(pattern) for each in _entries(directory)):
+        for path in sorted(entry for directory in cache.glob(pattern) for entry in _entries(directory)):
             if path.name.endswith((".lock", *_OF_DATABASES)) or path.name.startswith("."):
                 continue
             with suppress(FileNotFoundError):
@@ -58,36 +58,36 @@ def cache_entries(cache: Path) -> Iterator[CacheEntry]:
 
 
 def _used_at(path: Path) -> float:
-    return max(each.lstat().st_mtime for each in _files(path))
+    return max(file.lstat().st_mtime for file in _files(path))
 
 
 def _files(path: Path) -> list[Path]:
     """Return an entry's files: for a database also its log, which is modified later than the database itself."""
-    return [path, *(each for end in _OF_DATABASES if (each := path.with_name(path.name + end)).exists())]
+    return [path, *(companion for end in _OF_DATABASES if (companion := path.with_name(path.name + end)).exists())]
 
 
 def _entries(directory: Path) -> Iterator[Path]:
     try:
         with os.scandir(directory) as inner:
-            yield from (Path(each.path) for each in inner)
+            yield from (Path(entry.path) for entry in inner)
     except OSError:
         return
 
 
 def tree_bytes(path: Path) -> int:
     """Return the disk usage in bytes of a file or a directory tree; hard links count once."""
-    seen: set[tuple[int, int]] = set()
-    total, left = 0, [path]
-    while left:
-        each = left.pop()
+    counted: set[tuple[int, int]] = set()
+    total, pending = 0, [path]
+    while pending:
+        entry = pending.pop()
         try:
-            status = each.lstat()
+            status = entry.lstat()
             if stat.S_ISDIR(status.st_mode):
-                left += _entries(each)
+                pending += _entries(entry)
         except OSError:
             continue  # deleted meanwhile, or not readable by us
-        if (identity := (status.st_dev, status.st_ino)) not in seen:
-            seen.add(identity)
+        if (identity := (status.st_dev, status.st_ino)) not in counted:
+            counted.add(identity)
             total += status.st_blocks * 512
     return total
 

@@ -81,12 +81,12 @@ def stores_of(locations: Iterable[StoreLocation]) -> tuple[list[FoundStore], lis
                 f"{location} is not a directory; give one that a run or a loop wrote to, or the URL of a database"
             )
         outer = loop_around(location)
-        for each in find_stores(location):
-            if each.is_loop:
-                loops.setdefault(each.path.resolve(), each.path)
+        for found_store in find_stores(location):
+            if found_store.is_loop:
+                loops.setdefault(found_store.path.resolve(), found_store.path)
             else:
-                loop = each.loop.resolve() if each.loop else outer
-                stores.setdefault(each.path.resolve(), FoundStore(each.path, loop))
+                loop = found_store.loop.resolve() if found_store.loop else outer
+                stores.setdefault(found_store.path.resolve(), FoundStore(found_store.path, loop))
     return list(stores.values()), list(loops.values())
 
 
@@ -107,40 +107,40 @@ class Pruner:
         then stay.
         """
         created: dict[object, float] = {}
-        for each in self._stores:
+        for found_store in self._stores:
             try:
-                with Store.open(each.location, create=False, read_only=True) as store:
+                with Store.open(found_store.location, create=False, read_only=True) as store:
                     for run in store.space.runs():
-                        owner = _owner(each, run)
+                        owner = _owner(found_store, run)
                         created[owner] = max(created.get(owner, 0.0), run.created_at)
             except StoreError as error:
-                self._unread[each.location] = str(error)
+                self._unread[found_store.location] = str(error)
         newest = sorted(created, key=lambda owner: created[owner], reverse=True)
-        unread = {each.loop for each in self._stores if each.location in self._unread}
+        unread = {found_store.loop for found_store in self._stores if found_store.location in self._unread}
         return set(newest[self._retention.keep_runs :]) - unread
 
     def plan(self) -> Iterator[PrunedStore]:
         """Yield what would be removed from each store, without removing it."""
-        return self._each("reading", self._plan)
+        return self._prune_each("reading", self._plan)
 
     def remove(self) -> Iterator[PrunedStore]:
         """Remove what `plan` shows, and yield what was removed from each store.
 
         A store that others have open is left alone; `skipped` then says so.
         """
-        return self._each("pruning", self._remove)
+        return self._prune_each("pruning", self._remove)
 
-    def _each(self, doing: str, prune: Callable[[FoundStore], PrunedStore]) -> Iterator[PrunedStore]:
-        for each in self._stores:
-            error = self._unread.get(each.location)
+    def _prune_each(self, doing: str, prune: Callable[[FoundStore], PrunedStore]) -> Iterator[PrunedStore]:
+        for found_store in self._stores:
+            error = self._unread.get(found_store.location)
             if error is None:
-                self._report(f"{doing} {each.location}")
+                self._report(f"{doing} {found_store.location}")
                 try:
-                    yield prune(each)
+                    yield prune(found_store)
                     continue
                 except (StoreError, ConfigError) as refused:
                     error = str(refused)
-            yield PrunedStore(location=str(each.location), skipped=error)
+            yield PrunedStore(location=str(found_store.location), skipped=error)
 
     def _plan(self, target: FoundStore) -> PrunedStore:
         with Store.open(target.location, create=False, read_only=True) as store:
@@ -260,9 +260,9 @@ def _needed_by_loop(target: FoundStore) -> str:
     wave_directories = {directory.run(ref.wave) for ref in state.pending()}
     wave_directories |= {directory.run(step.step) for step in state.steps if step.phase != "published"}
     over = {directory.run(step.step) for step in state.steps}
-    over |= {directory.absolute(each.run) for each in state.evaluations}
+    over |= {directory.absolute(evaluation.run) for evaluation in state.evaluations}
     own = target.location.resolve()
-    over = {each.resolve() for each in over} - {each.resolve() for each in wave_directories}
+    over = {directory.resolve() for directory in over} - {directory.resolve() for directory in wave_directories}
     return "" if own in over else "its loop goes on with it"
 
 
@@ -283,4 +283,4 @@ def prune_loop(root: Path, keep: int | None, *, dry_run: bool) -> PrunedStore:
                 prune(directory, state, keep)
     except (StoreError, ConfigError) as error:
         return PrunedStore(location=str(root), skipped=str(error))
-    return PrunedStore(location=str(root), weights=[str(each.relative_to(root)) for each in removed], bytes=freed)
+    return PrunedStore(location=str(root), weights=[str(path.relative_to(root)) for path in removed], bytes=freed)

@@ -33,10 +33,10 @@ class DiskUse(Struct, frozen=True, kw_only=True):
 
 def store_use(stores: Sequence[FoundStore]) -> Iterable[DiskUse]:
     """Yield stores, with the files that their runs wrote beside them."""
-    for each in stores:
-        where = str(each.location)
+    for found_store in stores:
+        where = str(found_store.location)
         try:
-            with Store.open(each.location, create=False, read_only=True) as store:
+            with Store.open(found_store.location, create=False, read_only=True) as store:
                 size, free = store.space.file_size()
                 runs = store.space.runs()
                 setting, in_bucket = store.bucket.setting, store.bucket.use()
@@ -51,16 +51,16 @@ def store_use(stores: Sequence[FoundStore]) -> Iterable[DiskUse]:
         if setting is not None:
             note = f"{in_bucket.contents} contents"
             yield DiskUse(what="bucket of a store", where=str(setting), bytes=in_bucket.bytes, note=note)
-        if isinstance(each.location, Path):
-            own = sum(map(tree_bytes, each.location.glob(f"{FILE}*")))
-            beside = tree_bytes(each.location) - own
+        if isinstance(found_store.location, Path):
+            own = sum(map(tree_bytes, found_store.location.glob(f"{FILE}*")))
+            beside = tree_bytes(found_store.location) - own
             yield DiskUse(what="files of runs", where=where, bytes=max(0, beside), note="logs, datasets, reports")
 
 
 def loop_use(loops: Sequence[Path]) -> Iterable[DiskUse]:
     """Yield the weights of loops, and the training data of their steps; their waves are listed as stores."""
     for root in loops:
-        weights = [each for each in root.glob("steps/*/weights") if each.is_dir()]
+        weights = [path for path in root.glob("steps/*/weights") if path.is_dir()]
         note = f"of {len(weights)} steps"
         yield DiskUse(what="weights of a loop", where=str(root), bytes=sum(map(tree_bytes, weights)), note=note)
         groups = list(root.glob("steps/*/*.msgpack"))
@@ -70,13 +70,17 @@ def loop_use(loops: Sequence[Path]) -> Iterable[DiskUse]:
 def cache_use(cache: Path, older_than_s: float) -> Iterable[DiskUse]:
     """Yield the content of the cache, by kind; `unused` was not used for `older_than_s` seconds."""
     before = time.time() - older_than_s
-    entries = sorted(cache_entries(cache), key=lambda each: each.kind)
-    for kind, same in groupby(entries, key=lambda each: each.kind):
-        each = list(same)
-        unused = sum(entry.bytes for entry in each if entry.used_at < before)
-        size = sum(entry.bytes for entry in each)
+    entries = sorted(cache_entries(cache), key=lambda entry: entry.kind)
+    for kind, same in groupby(entries, key=lambda entry: entry.kind):
+        entries_of_kind = list(same)
+        unused = sum(entry.bytes for entry in entries_of_kind if entry.used_at < before)
+        size = sum(entry.bytes for entry in entries_of_kind)
         yield DiskUse(
-            what=f"cache: {kind}", where=str(cache), bytes=size, unused=unused, note=f"{len(each)} entries"
+            what=f"cache: {kind}",
+            where=str(cache),
+            bytes=size,
+            unused=unused,
+            note=f"{len(entries_of_kind)} entries",
         )
 
 
@@ -85,8 +89,8 @@ def image_use(older_than_s: float) -> Iterable[DiskUse]:
     images = prepared_images()
     if images:
         before = time.time() - older_than_s
-        unused = sum(each.bytes for each in images if each.created_at < before)
-        size = sum(each.bytes for each in images)
+        unused = sum(image.bytes for image in images if image.created_at < before)
+        size = sum(image.bytes for image in images)
         yield DiskUse(
             what="prepared images",
             where="container engine",
@@ -115,4 +119,4 @@ def prepared_images() -> list[StoredImage]:
 
 def unused_entries(cache: Path, older_than_s: float) -> list[CacheEntry]:
     """Return the cache entries that were not used for `older_than_s` seconds."""
-    return [each for each in cache_entries(cache) if each.used_at < time.time() - older_than_s]
+    return [entry for entry in cache_entries(cache) if entry.used_at < time.time() - older_than_s]

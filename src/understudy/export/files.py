@@ -184,7 +184,7 @@ def _table(head: str, count: str, rows: Mapping[str, object]) -> str:
 
 def _cell(value: object) -> str:
     """Escape a value for a table cell, because names of models and sources come from logs."""
-    text = "".join(each if each.isprintable() else " " for each in str(value))
+    text = "".join(character if character.isprintable() else " " for character in str(value))
     for special in "\\|<>`[]*":
         text = text.replace(special, f"\\{special}")
     return text
@@ -435,9 +435,9 @@ def _manifest(
         **({"mixture": exported.mixture} if exported.mixture else {}),
         "selection": chosen,
         "files": {
-            each: {"bytes": (source / each).stat().st_size, "sha256": sha256_of(source / each)}
-            | ({"kept": True} if each in local_only else {})
-            for each in exported.files
+            file: {"bytes": (source / file).stat().st_size, "sha256": sha256_of(source / file)}
+            | ({"kept": True} if file in local_only else {})
+            for file in exported.files
         },
     }
 

@@ -126,7 +126,7 @@ class LengthRule:
 
     def measure(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> int | None:
         """Return the length of a conversation with its tools; None if the chat template rejects it."""
-        return self._measure([_renderable(each) for each in messages] if self._template else messages, tools)
+        return self._measure([_renderable(message) for message in messages] if self._template else messages, tools)
 
     def pieces(self, example: Example, left_out: Counter[str], notes: Counter[str]) -> Iterator[Example]:
         """Yield the example with its length, in the rule's unit, or, if it is too long, pieces that fit.
@@ -171,7 +171,7 @@ class LengthRule:
 
     def _cut(self, example: Example, limit: int, left_out: Counter[str]) -> Iterator[Example]:
         messages = example.messages
-        prepared = [_renderable(each) for each in messages] if self._template else messages
+        prepared = [_renderable(message) for message in messages] if self._template else messages
         head = _head_length(messages)
         turns = [at for at in range(head, len(messages)) if messages[at]["role"] in ("assistant", "user")]
         sizes = list(accumulate(map(_characters, messages), initial=0))

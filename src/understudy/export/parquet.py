@@ -178,7 +178,7 @@ def _column_value(value: Any, kind: Any) -> Any:
     if kind == "json":
         return json_bytes(value).decode()
     if kind == ["json"]:
-        return [json_bytes(each).decode() for each in value]
+        return [json_bytes(item).decode() for item in value]
     return _without_lone_surrogates(value)
 
 
@@ -187,13 +187,13 @@ def _without_lone_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value if value.isascii() else value.encode(errors="replace").decode()
     if isinstance(value, dict):
-        return {key: _without_lone_surrogates(each) for key, each in cast(dict[str, Any], value).items()}
+        return {key: _without_lone_surrogates(item) for key, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list):
         items = cast(list[Any], value)
         return (
             items
             if items and isinstance(items[0], int | float)
-            else [_without_lone_surrogates(each) for each in items]
+            else [_without_lone_surrogates(item) for item in items]
         )
     return value
 

@@ -124,8 +124,8 @@ class ModelChecker:
 
     async def _served(self) -> list[ModelCheck]:
         cards = (await self._call("GET", "/v1/models", None, _CheckedModels)).data
-        card = next((each for each in cards if self._model in (None, each.id)), None)
-        names = ", ".join(each.id for each in cards) or "none"
+        card = next((card for card in cards if self._model in (None, card.id)), None)
+        names = ", ".join(card.id for card in cards) or "none"
         if card is None:
             remedy = "give --model one of these names"
             return [ModelCheck(name="model", ok=False, seen=f"the server has {names}", remedy=remedy)]
@@ -268,7 +268,7 @@ class ModelChecker:
         by_token = [
             None if entry is None else entry.get(str(id_)) for entry, id_ in zip(entries, tokens, strict=True)
         ]
-        return [0.0 if each is None else each.logprob for each in by_token]
+        return [0.0 if token is None else token.logprob for token in by_token]
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None, kind: Any) -> Any:
         return await self._client.call(method, f"{self._client.base}{path}", body, kind)
@@ -276,7 +276,7 @@ class ModelChecker:
 
 def _logprobs(choice: _SampledChoice) -> list[float] | None:
     content = None if choice.logprobs is None else choice.logprobs.content
-    return None if content is None else [each.logprob for each in content]
+    return None if content is None else [token.logprob for token in content]
 
 
 def _reads_back(name: str, written: str) -> bool:

@@ -274,7 +274,7 @@ def _keys_of_table(key: str) -> tuple[str, ...]:
     kind: Any = GatewayConfig
     for name in key.split(".") if key else ():
         hint = get_type_hints(kind, include_extras=False)[name]
-        kind = next(each for each in (hint, *get_args(hint)) if hasattr(each, "__struct_fields__"))
+        kind = next(candidate for candidate in (hint, *get_args(hint)) if hasattr(candidate, "__struct_fields__"))
     return kind.__struct_fields__
 
 

@@ -120,7 +120,7 @@ def completed(offered: ToolList, messages: Iterable[Mapping[str, Any]]) -> ToolL
 
 def names_of(functions: Iterable[Mapping[str, Any]]) -> set[str]:
     """Return the names in a list of tools or of tool calls in OpenAI's form."""
-    names = (mapping(each.get("function")).get("name") for each in functions)
+    names = (mapping(function.get("function")).get("name") for function in functions)
     return {name for name in names if isinstance(name, str)}
 
 

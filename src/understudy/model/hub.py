@@ -49,12 +49,12 @@ def fetch_from_hub(
         report(f"asking the hub for {name}")
         about: Any = api.model_info(name, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
         siblings: list[Any] = about.siblings or []
-        files: dict[str, Any] = {each.rfilename: each for each in siblings}
-        chosen = [gguf] if gguf is not None else [each for each in sorted(files) if _is_wanted(each)]
+        files: dict[str, Any] = {sibling.rfilename: sibling for sibling in siblings}
+        chosen = [gguf] if gguf is not None else [name for name in sorted(files) if _is_wanted(name)]
         if gguf is not None and gguf not in files:
-            available = ", ".join(each for each in sorted(files) if each.endswith(".gguf")) or "none"
+            available = ", ".join(name for name in sorted(files) if name.endswith(".gguf")) or "none"
             raise ConfigError(f"{name} has no file {gguf!r}; give one of its GGUF files: {available}")
-        if gguf is None and not any(each.endswith(".safetensors") for each in chosen):
+        if gguf is None and not any(name.endswith(".safetensors") for name in chosen):
             raise ConfigError(
                 f"{name} has no *.safetensors at its root; give a repository that has, or one of its GGUF files "
                 f"with --gguf FILE"

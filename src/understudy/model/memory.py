@@ -173,6 +173,6 @@ def _tensors(path: Path) -> list[tuple[int, int]]:
                 raise ValueError(f"its header has {length} bytes, expected at most {_HEADER_LIMIT}")
             header: dict[str, Any] = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        return [(math.prod(each["shape"]), _BYTES_BY_TYPE[each["dtype"]]) for each in header.values()]
+        return [(math.prod(tensor["shape"]), _BYTES_BY_TYPE[tensor["dtype"]]) for tensor in header.values()]
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise ConfigError(f"{path}: damaged safetensors ({error!r}); download the model again") from error

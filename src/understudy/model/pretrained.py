@@ -39,8 +39,8 @@ class PinnedModel(Struct, frozen=True, kw_only=True):
 
 
 PINNED = {
-    each.name: each
-    for each in (
+    pinned.name: pinned
+    for pinned in (
         PinnedModel(
             name="smollm2-135m",
             description="SmolLM2-135M-Instruct, Q4_1, 8192 tokens",

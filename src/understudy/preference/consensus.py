@@ -81,7 +81,7 @@ def consensus(
     A proposal without text and calls is no vote. A teacher that answered several times votes for the group with
     most of its answers, and for none if there is a tie.
     """
-    teachers = tuple(sorted({each.teacher for each in proposals}))
+    teachers = tuple(sorted({proposal.teacher for proposal in proposals}))
     groups = grouped(proposals, location)
     if not groups or len(teachers) < minimum:
         return None
@@ -102,7 +102,7 @@ def grouped(proposals: Sequence[Proposal], location: WorkingDirectory = UNKNOWN_
 
     Among groups of equal size, the one with the most similar members comes first.
     """
-    voices = [_ProposalEffect(each, effect_of(each.action, location)) for each in proposals]
+    voices = [_ProposalEffect(proposal, effect_of(proposal.action, location)) for proposal in proposals]
     voices = sorted((voice for voice in voices if not voice.effect.empty), key=_order)
     near = [
         frozenset(j for j, other in enumerate(voices) if i == j or same_effect(voice.effect, other.effect))
@@ -117,7 +117,7 @@ def grouped(proposals: Sequence[Proposal], location: WorkingDirectory = UNKNOWN_
         clusters.append((centre, members))
         left.difference_update(members)
     votes = _votes([[voices[i].proposal.teacher for i in members] for _, members in clusters])
-    by_key = sorted(zip(clusters, votes, strict=True), key=lambda each: repr(voices[each[0][0]].effect.key))
+    by_key = sorted(zip(clusters, votes, strict=True), key=lambda pair: repr(voices[pair[0][0]].effect.key))
     return [
         Group(voices[centre].proposal, tuple(voices[i].proposal for i in members), supporters)
         for (centre, members), supporters in by_key
@@ -125,8 +125,8 @@ def grouped(proposals: Sequence[Proposal], location: WorkingDirectory = UNKNOWN_
 
 
 def _order(voice: _ProposalEffect) -> tuple[str, str, str, str]:
-    each = voice.proposal
-    return (each.teacher, each.ask_id, each.model, repr((voice.effect.key, each.action)))
+    proposal = voice.proposal
+    return (proposal.teacher, proposal.ask_id, proposal.model, repr((voice.effect.key, proposal.action)))
 
 
 def _weight(
@@ -148,11 +148,11 @@ def _votes(groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
         counts = sorted(((places[teacher].count(number), number) for number in set(places[teacher])), reverse=True)
         if len(counts) == 1 or counts[0][0] > counts[1][0]:
             votes[counts[0][1]].append(teacher)
-    return [tuple(each) for each in votes]
+    return [tuple(members) for members in votes]
 
 
 def _consensus_on(group: Group, teachers: tuple[str, ...], by: Literal["tools", "text", "judge"]) -> Consensus:
-    own = [each for each in group.members if each.teacher in group.supporters] or [group.proposal]
+    own = [member for member in group.members if member.teacher in group.supporters] or [group.proposal]
     representative = group.proposal if group.proposal in own else own[0]
     return Consensus(
         action=representative.action,

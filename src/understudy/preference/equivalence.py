@@ -155,7 +155,7 @@ def between(a: ActionEffect, b: ActionEffect) -> Difference | None:
             b=_shown_calls(b.calls) or _words_or_effects(b),
         )
     only_a, only_b = _unmatched(a.calls, b.calls), _unmatched(b.calls, a.calls)
-    same_tools = Counter(each.name for each in only_a) == Counter(each.name for each in only_b)
+    same_tools = Counter(call.name for call in only_a) == Counter(call.name for call in only_b)
     names = _changed(only_a[0], only_b[0]) if same_tools and len(only_a) == 1 else ()
     return Difference(
         kind="arguments" if same_tools else "tools",
@@ -168,13 +168,13 @@ def between(a: ActionEffect, b: ActionEffect) -> Difference | None:
 def _changed(a: NormalisedCall, b: NormalisedCall) -> tuple[str, ...]:
     if not (a.readable and b.readable):
         return ()
-    first, second = (cast(dict[str, Any], each.arguments) for each in (a, b))
+    first, second = (cast(dict[str, Any], call.arguments) for call in (a, b))
     changed = (key for key in first.keys() | second.keys() if first.get(key) != second.get(key))
     return tuple(sorted(_short(key) for key in changed)[:_MOST_SHOWN])
 
 
 def _shown_calls(calls: Sequence[NormalisedCall]) -> tuple[str, ...]:
-    actions = [_short(f"{each.name} {_json(each.arguments)}") for each in calls[:_MOST_SHOWN]]
+    actions = [_short(f"{call.name} {_json(call.arguments)}") for call in calls[:_MOST_SHOWN]]
     more = len(calls) - len(actions)
     return (*actions, f"and {more} more") if more > 0 else tuple(actions)
 
@@ -228,7 +228,7 @@ class ActionEffect(Struct, frozen=True):
     @property
     def key(self) -> tuple[object, ...]:
         """Equal keys mean equal effects; effects that are the same may still have different keys."""
-        return ("tools", *(each.key for each in self.calls)) if self.calls else ("text", self.text)
+        return ("tools", *(call.key for call in self.calls)) if self.calls else ("text", self.text)
 
 
 def effect_of(action: TurnAction, location: WorkingDirectory = UNKNOWN_DIRECTORY) -> ActionEffect:
@@ -277,19 +277,19 @@ def _same_calls(a: tuple[NormalisedCall, ...], b: tuple[NormalisedCall, ...]) ->
 
 def _unmatched(calls: Sequence[NormalisedCall], others: Sequence[NormalisedCall]) -> list[NormalisedCall]:
     """Return the calls that are not among the others; a call that is made twice counts twice."""
-    left = Counter(each.key for each in others)
+    left = Counter(call.key for call in others)
     unmatched: list[NormalisedCall] = []
-    for each in calls:
-        left[each.key] -= 1
-        if left[each.key] < 0:
-            unmatched.append(each)
+    for call in calls:
+        left[call.key] -= 1
+        if left[call.key] < 0:
+            unmatched.append(call)
     return unmatched
 
 
 def _all_match(calls: list[NormalisedCall], others: list[NormalisedCall]) -> bool:
     left = list(others)
-    for each in calls:
-        match = next((other for other in left if _same_edit(each, other)), None)
+    for call in calls:
+        match = next((other for other in left if _same_edit(call, other)), None)
         if match is None:
             return False
         left.remove(match)
@@ -304,11 +304,11 @@ def _same_edit(a: NormalisedCall, b: NormalisedCall) -> bool:
     if names is None or a.name != b.name or not (a.readable and b.readable):
         return False
     where, old, new = names
-    rest = [{key: value for key, value in each.arguments.items() if key not in (old, new)} for each in (a, b)]
+    rest = [{key: value for key, value in call.arguments.items() if key not in (old, new)} for call in (a, b)]
     if rest[0] != rest[1] or not rest[0].get(where) or "replace_all" in rest[0]:
         return False
     (small, to_small), (large, to_large) = sorted(
-        ((_text(each.arguments, old), _text(each.arguments, new)) for each in (a, b)),
+        ((_text(call.arguments, old), _text(call.arguments, new)) for call in (a, b)),
         key=lambda pair: len(pair[0]),
     )
     return bool(small) and large.count(small) == 1 and large.replace(small, to_small) == to_large

@@ -276,13 +276,13 @@ def normalise_calls(
     A call that is made twice counts twice, unless its tool only reads. The agent's notes for itself only count if
     it calls no other tool.
     """
-    ordered = sorted((normalise_call(call, location) for call in action.tool_calls), key=lambda each: each.key)
-    if not all(_traits_of(each).only_notes for each in ordered):
-        ordered = [each for each in ordered if not _traits_of(each).only_notes]
+    ordered = sorted((normalise_call(call, location) for call in action.tool_calls), key=lambda call: call.key)
+    if not all(_traits_of(call).only_notes for call in ordered):
+        ordered = [call for call in ordered if not _traits_of(call).only_notes]
     distinct: list[NormalisedCall] = []
-    for each in ordered:
-        if not (distinct and distinct[-1].key == each.key and _traits_of(each).only_reads):
-            distinct.append(each)
+    for normalised in ordered:
+        if not (distinct and distinct[-1].key == normalised.key and _traits_of(normalised).only_reads):
+            distinct.append(normalised)
     return tuple(distinct)
 
 

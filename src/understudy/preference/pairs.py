@@ -93,7 +93,7 @@ def replay_pairs(
             ids = [state_id(trace.trace_id, turn.message_id) for turn in trace.turns]
             names = _names(trace)
             proposals_by_state = {
-                each: proposals(store, each, names=names, left_out=tally.answers) for each in ids
+                state: proposals(store, state, names=names, left_out=tally.answers) for state in ids
             }
             exported = trace
             if redactor is not None:
@@ -118,18 +118,20 @@ def _votes(
 ) -> tuple[list[Proposal], str | None]:
     """Return the proposals that have a vote, or the reason why the state gives no pair in any case."""
     own, votes = state.source_family, list[Proposal]()
-    if own is None and not (candidates := [each for each in candidates if allowed[each.replay_id].unknown]):
+    if own is None and not (
+        candidates := [candidate for candidate in candidates if allowed[candidate.replay_id].unknown]
+    ):
         return [], UNKNOWN_FAMILY
-    for each in candidates:
-        may = allowed[each.replay_id]
-        if each.family is None and not may.unknown:
+    for candidate in candidates:
+        may = allowed[candidate.replay_id]
+        if candidate.family is None and not may.unknown:
             tally.answers[NO_FAMILY] += 1
-        elif each.family is not None and each.family == own and not may.same:
+        elif candidate.family is not None and candidate.family == own and not may.same:
             tally.answers[SAME_FAMILY] += 1
-        elif _has_unknown_pseudonym(state, each):
+        elif _has_unknown_pseudonym(state, candidate):
             tally.answers[FOREIGN] += 1
         else:
-            votes.append(each)
+            votes.append(candidate)
     return votes, None if votes else NO_PROPOSALS
 
 
@@ -204,7 +206,7 @@ def _evidence(
     location: WorkingDirectory,
 ) -> dict[str, Any]:
     student, chosen = effect_of(state.student_action, location), effect_of(agreed.action, location)
-    costs = [each.cost_usd for each in candidates]
+    costs = [candidate.cost_usd for candidate in candidates]
     return {
         "by": agreed.by,
         "agreement": agreed.agreement,
@@ -214,16 +216,16 @@ def _evidence(
         "chosen_from": agreed.teacher,
         "answers": [
             {
-                "ask_id": each.ask_id,
-                "teacher": each.teacher,
-                "model": each.model,
-                "family": each.family,
-                "cost_usd": each.cost_usd,
+                "ask_id": candidate.ask_id,
+                "teacher": candidate.teacher,
+                "model": candidate.model,
+                "family": candidate.family,
+                "cost_usd": candidate.cost_usd,
                 "as_chosen": same_effect(own, chosen),
                 "as_rejected": same_effect(own, student),
             }
-            for each in candidates
-            for own in (effect_of(each.action, location),)
+            for candidate in candidates
+            for own in (effect_of(candidate.action, location),)
         ],
         "cost_usd": None if any(cost is None for cost in costs) else sum(cost or 0.0 for cost in costs),
         "differs": difference_json(difference),
@@ -239,7 +241,7 @@ def _evidence(
 
 
 def _state_condition(state_ids: Sequence[str], where: str | None) -> str:
-    quoted = ", ".join("'" + each.replace("'", "''") + "'" for each in state_ids)
+    quoted = ", ".join("'" + state_id.replace("'", "''") + "'" for state_id in state_ids)
     of_replays = f"state_id IN ({quoted})"
     return of_replays if where is None else f"(\n{where}\n) AND {of_replays}"
 
@@ -262,7 +264,9 @@ def _redacted(
     shown.
     """
     actions = {
-        each.ask_id: msgspec.to_builtins(each.action) for some in proposals_by_state.values() for each in some
+        proposal.ask_id: msgspec.to_builtins(proposal.action)
+        for some in proposals_by_state.values()
+        for proposal in some
     }
     histories = (trace.renderer.history(node.body) for node in trace.nodes)
     knowing = redactor.scoped_to(chain(histories, actions.values()))
@@ -270,7 +274,7 @@ def _redacted(
         ask: msgspec.convert(knowing.value(action, f"answer {ask}"), TurnAction) for ask, action in actions.items()
     }
     return {
-        own: [msgspec.structs.replace(each, action=clean[each.ask_id]) for each in some]
+        own: [msgspec.structs.replace(proposal, action=clean[proposal.ask_id]) for proposal in some]
         for own, some in proposals_by_state.items()
     }
 

@@ -98,12 +98,14 @@ def rollout_pairs(
     checked.doubted = store.votes.doubted_pairs()
     run_ids = [run.id for run in store.runs.all()]
     check_run_id(run_id, run_ids)
-    for each in run_ids if run_id is None else [run_id]:
-        chosen = store.outcomes.select_graded(each, include_suspicious=include_suspicious, protection=protection)
+    for selected_run in run_ids if run_id is None else [run_id]:
+        chosen = store.outcomes.select_graded(
+            selected_run, include_suspicious=include_suspicious, protection=protection
+        )
         tally.notes["rollouts without a verdict"] += sum(chosen.left_out.values())
         tally.notes["rollouts with a suspicious patch"] += sum(chosen.suspicious.values())
         for (task_id, _), rollouts in chosen.groups().items():
-            task = store.runs.task(each, task_id)
+            task = store.runs.task(selected_run, task_id)
             location = WorkingDirectory(task.workdir)
             solved = sum(is_solved(member.verdict.reward) for member in rollouts)
             if not 0 < solved < len(rollouts):
@@ -211,7 +213,7 @@ def _pair(
     if good is None:
         return CUT
     node, other = (_main_nodes(store, line.graded)[depth] for line in (good, bad))
-    messages, actions = _messages(node), [action_in(each.answer or ()) for each in (node, other)]
+    messages, actions = _messages(node), [action_in(sibling.answer or ()) for sibling in (node, other)]
     if redactor is not None:
         clean: dict[str, Any] = redactor.value(
             {"messages": messages, "actions": msgspec.to_builtins(actions)}, f"rollout {good.graded.rollout.id}"
@@ -277,7 +279,7 @@ def _compared_line(store: Store, member: GradedRollout, location: WorkingDirecto
         cut = call.finish_reason == "length"
         steps.append(_Step(call.id, call.backend_model, call.policy_version, cut, before, own))
         calls = [
-            each["id"] for each in sorted(action.tool_calls, key=lambda each: normalise_call(each, location).key)
+            call["id"] for call in sorted(action.tool_calls, key=lambda call: normalise_call(call, location).key)
         ]
     return _MainLine(member, tuple(steps))
 
@@ -288,7 +290,7 @@ def _main_nodes(store: Store, member: GradedRollout) -> list[Node]:
     The line ends where the conversation was summarised or restarted.
     """
     nodes = build(store.calls.of_attempt(member.attempt.id)).nodes
-    node = next((each for each in nodes if _begins_main_line(each)), None)
+    node = next((node for node in nodes if _begins_main_line(node)), None)
     line: list[Node] = []
     while node is not None and node.answer is not None:
         line.append(node)

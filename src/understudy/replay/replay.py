@@ -445,7 +445,7 @@ def _last_options(store: Store, name: str) -> dict[str, Any]:
 
 async def _run_all(work: Iterable[Any]) -> None:
     """Await all; if one fails, cancel the others and wait for them before raising."""
-    tasks = [asyncio.ensure_future(each) for each in work]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         await asyncio.gather(*tasks)
     except BaseException:

@@ -126,14 +126,14 @@ def _of_loop(root: Path) -> ReportFigures:
     config = read_state(root / "loop.json", LoopConfig)
     state = directory.load() or LoopState(version="", weights="")
     notes: list[str] = []
-    evaluated = [_evaluation(directory, state, each, notes) for each in state.evaluations]
+    evaluated = [_evaluation(directory, state, evaluation, notes) for evaluation in state.evaluations]
     collected = [figures for step in state.steps if (figures := _step(directory, state, step, notes)) is not None]
     steps = [figures for figures in collected if isinstance(figures, RunFigures)]
     points = tuple(figures.point if isinstance(figures, RunFigures) else figures for figures in collected)
     training, training_notes = read_steps(root / FILE)
     notes += training_notes
     for path in sorted((root / "evaluations").glob("step-*")):
-        if path not in {directory.evaluation(each.step) for each in state.evaluations}:
+        if path not in {directory.evaluation(evaluation.step) for evaluation in state.evaluations}:
             notes += _unfinished(directory.wave(state, directory.relative(path)), f"the evaluation {path.name}")
     if not evaluated:
         notes.append("no evaluation has ended yet: nothing can be said of held-out tasks")
@@ -369,10 +369,12 @@ def _single_notes(points: Sequence[Point]) -> tuple[str, ...]:
 
 def _names(locations: Sequence[StoreLocation]) -> list[str]:
     """Return the names of directories and databases, with their parent's name if two have the same."""
-    names = [location_name(each) for each in locations]
+    names = [location_name(location) for location in locations]
     if len(set(names)) == len(names):
         return names
     return [
-        str(each) if isinstance(each, StoreUrl) else f"{each.resolve().parent.name}/{each.resolve().name}"
-        for each in locations
+        str(location)
+        if isinstance(location, StoreUrl)
+        else f"{location.resolve().parent.name}/{location.resolve().name}"
+        for location in locations
     ]

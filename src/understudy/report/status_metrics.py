@@ -29,33 +29,37 @@ class _StatusMetrics(Collector):
         self._status = status
 
     def collect(self) -> Iterable[Metric]:
-        runs = [(each.queue.run_id, each) for each in self._status.runs]
+        runs = [(run_status.queue.run_id, run_status) for run_status in self._status.runs]
         workers = self._status.workers
         yield _gauge(
             "rollouts",
             "Rollouts by state; those that are preparing or running have a sandbox, or one that opens.",
             ("run", "status"),
-            {(run, name): count for run, each in runs for name, count in each.queue.rollouts.items()},
+            {(run, name): count for run, run_status in runs for name, count in run_status.queue.rollouts.items()},
         )
         yield _gauge(
             "queue_oldest_seconds",
             "For how long the oldest queued rollout has waited.",
             ("run",),
-            {(run,): each.queue.oldest_s for run, each in runs if each.queue.oldest_s is not None},
+            {
+                (run,): run_status.queue.oldest_s
+                for run, run_status in runs
+                if run_status.queue.oldest_s is not None
+            },
         )
         yield _gauge(
             "infrastructure_failures",
             "Attempts that a fault of the infrastructure ended, by the boundary that it crossed.",
             ("run", "boundary"),
-            {(run, name): count for run, each in runs for name, count in each.faults.items()},
+            {(run, name): count for run, run_status in runs for name, count in run_status.faults.items()},
         )
         yield _gauge(
             "rollouts_given_up",
             "Rollouts that failed for good because of such faults.",
             ("run",),
-            {(run,): each.given_up for run, each in runs},
+            {(run,): run_status.given_up for run, run_status in runs},
         )
-        phases = {(run, name): phase for run, each in runs for name, phase in each.phases.items()}
+        phases = {(run, name): phase for run, run_status in runs for name, phase in run_status.phases.items()}
         yield _gauge(
             "phase_seconds",
             "How long a phase of ended attempts took.",
@@ -73,17 +77,29 @@ class _StatusMetrics(Collector):
             {key: phase.attempts for key, phase in phases.items()},
         )
         for name, help_, values in (
-            ("up", "1 while the leases of a worker have not ended.", {each.id: each.alive for each in workers}),
-            ("capacity", "Attempts that a worker takes at a time.", {each.id: each.capacity for each in workers}),
-            ("leases", "Attempts that a worker holds.", {each.id: each.held for each in workers}),
-            ("silent_seconds", "Since a worker renewed its leases.", {each.id: each.silent_s for each in workers}),
+            (
+                "up",
+                "1 while the leases of a worker have not ended.",
+                {worker.id: worker.alive for worker in workers},
+            ),
+            (
+                "capacity",
+                "Attempts that a worker takes at a time.",
+                {worker.id: worker.capacity for worker in workers},
+            ),
+            ("leases", "Attempts that a worker holds.", {worker.id: worker.held for worker in workers}),
+            (
+                "silent_seconds",
+                "Since a worker renewed its leases.",
+                {worker.id: worker.silent_s for worker in workers},
+            ),
         ):
             yield _gauge(f"worker_{name}", help_, ("worker",), {(key,): value for key, value in values.items()})
         yield _gauge(
             "worker_leaves_run",
             "1 for a run that a worker claims nothing of now: failures in a row, or it cannot execute it.",
             ("worker", "run"),
-            {(each.id, run): 1 for each in workers for run in each.leaves},
+            {(worker.id, run): 1 for worker in workers for run in worker.leaves},
         )
 
 

@@ -410,7 +410,9 @@ def chosen_behaviours(agent: str, names: Sequence[str]) -> list[Behaviour]:
 
 def missing_behaviours(agent: str) -> dict[str, str]:
     """Return why an agent cannot have some behaviours, by their names."""
-    return {name: each.missing for name, each in DIFFERENCES.get(agent, {}).items() if each.missing}
+    return {
+        name: difference.missing for name, difference in DIFFERENCES.get(agent, {}).items() if difference.missing
+    }
 
 
 def _applied(behaviour: Behaviour, difference: AgentDifference | None) -> Behaviour:

@@ -94,8 +94,8 @@ def _add(store: Store, run_id: str, tried: dict[str, TriedTask], directory: Path
 def select(tried: Iterable[TriedTask], bounds: SolveRates | None = None) -> TaskSelection:
     """Choose the tasks within `bounds`, by default those that are neither always nor never solved."""
     tried = list(tried)
-    reasons = {each.task.instance_id: _reason(each, bounds) for each in tried}
-    kept = [each.task for each in tried if reasons[each.task.instance_id] is None]
+    reasons = {difficulty.task.instance_id: _reason(difficulty, bounds) for difficulty in tried}
+    kept = [difficulty.task for difficulty in tried if reasons[difficulty.task.instance_id] is None]
     return TaskSelection(kept, {name: why for name, why in reasons.items() if why is not None})
 
 

@@ -45,7 +45,7 @@ def measure(directories: Iterable[Path]) -> MeasuredRollouts:
     for directory in paths:
         with Store.open(directory, create=False) as store:
             for run in store.runs.all():
-                ended += [each for each in store.outcomes.of_run(run.id) if each.reward is not None]
+                ended += [rollout for rollout in store.outcomes.of_run(run.id) if rollout.reward is not None]
     if not ended:
         raise ConfigError(
             f"found no graded rollout to estimate from in {', '.join(map(str, paths)) or 'the directory'}; "
@@ -53,11 +53,11 @@ def measure(directories: Iterable[Path]) -> MeasuredRollouts:
         )
     return MeasuredRollouts(
         count=len(ended),
-        calls=fmean(each.turns for each in ended),
-        prompt_tokens=fmean(each.prompt_tokens for each in ended),
-        cached_tokens=fmean(each.cached_tokens for each in ended),
-        completion_tokens=fmean(each.completion_tokens for each in ended),
-        seconds=fmean(each.seconds or 0.0 for each in ended),
+        calls=fmean(rollout.turns for rollout in ended),
+        prompt_tokens=fmean(rollout.prompt_tokens for rollout in ended),
+        cached_tokens=fmean(rollout.cached_tokens for rollout in ended),
+        completion_tokens=fmean(rollout.completion_tokens for rollout in ended),
+        seconds=fmean(rollout.seconds or 0.0 for rollout in ended),
     )
 
 

@@ -140,12 +140,12 @@ def run_progress(store: Store, run_id: str) -> RunProgress:
 
 def waiting_for(store: Store, run_id: str, fleet: WorkerFleet | None = None) -> str:
     """Return why no worker takes a run: there are none, or all have refused it. "" if one may take it."""
-    alive = [each for each in store.leases.workers() if each.alive and each.run_id is None]
+    alive = [worker for worker in store.leases.workers() if worker.alive and worker.run_id is None]
     if not alive:
         if fleet is not None:
             return fleet.idle_reason()
         return f"no worker is there; start some with: understudy worker --store '{store.location}'"
-    reasons = {each.id: each.leaves[run_id] for each in alive if run_id in each.leaves}
+    reasons = {worker.id: worker.leaves[run_id] for worker in alive if run_id in worker.leaves}
     if len(reasons) < len(alive):
         return ""
     return "no worker takes it: " + "; ".join(f"{name}: {reason}" for name, reason in reasons.items())

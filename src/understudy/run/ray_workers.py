@@ -179,7 +179,7 @@ class RayFleet:
         faults = list(self._faults.items())
         if faults:
             number, fault = faults[-1]
-            if len(faults) == len(self._actors) and all(each.count >= _MAX_FAILURES for _, each in faults):
+            if len(faults) == len(self._actors) and all(fault.count >= _MAX_FAILURES for _, fault in faults):
                 raise ConfigError(
                     f"--engine ray: the workers of all {len(self._actors)} actors have failed {_MAX_FAILURES} "
                     f"times in a row, the last one with: {fault.message}; fix the cause, then run the same "

@@ -514,7 +514,7 @@ def check_prices(config: GatewayConfig) -> None:
 
 async def _run_while_serving(work: Coroutine[Any, Any, None], *watches: WatchServer | None) -> None:
     """Run the work to its end, unless what it depends on ends first, which raises."""
-    tasks = [asyncio.ensure_future(each) for each in (work, *(watch() for watch in watches if watch))]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in (work, *(watch() for watch in watches if watch))]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -226,8 +226,8 @@ def _pieces(generation: Generation) -> Iterator[Delta]:
 def _toolset(request: ChatRequest) -> Toolset:
     functions = [tool["function"] for tool in request.tools]
     return toolset_of(
-        ModelTool(function=ModelToolFunction(name=each["name"], parameters=each.get("parameters")))
-        for each in functions
+        ModelTool(function=ModelToolFunction(name=function["name"], parameters=function.get("parameters")))
+        for function in functions
     )
 
 

@@ -203,7 +203,7 @@ class RunWorker:
         open_runs = [run for run in open_runs if run.id not in resting]
         for run in open_runs:
             if run.id not in self._opened or self._is_outdated(run):
-                await self._close_idle({each.id for each in open_runs if not self._is_outdated(each)})
+                await self._close_idle({run.id for run in open_runs if not self._is_outdated(run)})
                 if run.id not in self._opened:
                     await self._open(run)
         ready = [run.id for run in open_runs if run.id in self._opened and not self._is_outdated(run)]
@@ -248,7 +248,7 @@ class RunWorker:
         """Close runs without attempts in progress here, unless they are needed. A loop creates new runs all the
         time.
         """
-        for run_id in [each for each in self._opened if each not in needed and not self._is_active(each)]:
+        for run_id in [opened for opened in self._opened if opened not in needed and not self._is_active(opened)]:
             await self._opened.pop(run_id).close()
 
     def _has_rested(self, run_id: str) -> bool:
@@ -303,7 +303,7 @@ class RunWorker:
         stack = AsyncExitStack()
         try:
             stored = await read_stored(self._store.runs.all)
-            record = next(each.config for each in stored if each.id == run.id)
+            record = next(stored_run.config for stored_run in stored if stored_run.id == run.id)
             config = msgspec.convert(record, RunConfig)
             agent = make_agent(config.agent, config.agent_options)
             if problems := agent.problems():

@@ -384,7 +384,7 @@ def open_kind(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
     adapter = plugins.load("sandboxes", kind_name)
     if named and (unknown := set(named) - set(inspect.signature(adapter).parameters)):
         # What is not given as text, such as a callback, is no option of --sandbox.
-        options_of_kind = [each for each in inspect.signature(adapter).parameters if each != "progress"]
+        options_of_kind = [name for name in inspect.signature(adapter).parameters if name != "progress"]
         raise ConfigError(
             f"--sandbox {name}: {kind_name} sandboxes have no options {', '.join(sorted(unknown))}; "
             f"give some of {', '.join(options_of_kind) or 'none'}"

@@ -28,9 +28,13 @@ class StoreUrl:
         user, at, database = body.rpartition("@")
         name, _, password = user.partition(":")
         parameters = query[0].split("&") if query else []
-        secret = [each for each in parameters if unquote(each.partition("=")[0]).lower() in _SECRET_PARAMETERS]
-        self._passwords = [unquote(password), *(unquote(each.partition("=")[2]) for each in secret)]
-        query_text = "&".join(each for each in parameters if each not in secret)
+        secret = [
+            parameter
+            for parameter in parameters
+            if unquote(parameter.partition("=")[0]).lower() in _SECRET_PARAMETERS
+        ]
+        self._passwords = [unquote(password), *(unquote(parameter.partition("=")[2]) for parameter in secret)]
+        query_text = "&".join(parameter for parameter in parameters if parameter not in secret)
         self._text = f"postgresql://{name}{at}{database}{'?' if query_text else ''}{query_text}"
 
     def __str__(self) -> str:

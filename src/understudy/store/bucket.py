@@ -155,11 +155,11 @@ class Bucket:
 
         Raises BucketUnavailable if the server is away, which a caller may wait for, and StoreError.
         """
-        self._each(self._put, list(contents.items()))
+        self._for_each(self._put, list(contents.items()))
 
     def read(self, digests: Sequence[bytes]) -> list[bytes]:
         """Return objects by the hashes of their contents. Raises StoreError, also if one is missing."""
-        return self._each(self._get, digests)
+        return self._for_each(self._get, digests)
 
     def objects(self) -> Iterator[list[StoredObject]]:
         """Yield the objects of the store, ordered by hash. Raises StoreError."""
@@ -172,17 +172,17 @@ class Bucket:
             sent = page["ResponseMetadata"]["HTTPHeaders"].get("date")
             now = parsedate_to_datetime(sent).timestamp() if sent else time.time()
             listed = [
-                StoredObject(bytes.fromhex(name), each["Size"], now - each["LastModified"].timestamp())
-                for each in page.get("Contents", ())
-                if _HASH.fullmatch(name := each["Key"][start:])
+                StoredObject(bytes.fromhex(name), item["Size"], now - item["LastModified"].timestamp())
+                for item in page.get("Contents", ())
+                if _HASH.fullmatch(name := item["Key"][start:])
             ]
-            for each in listed:
-                if each.digest <= last:
+            for content in listed:
+                if content.digest <= last:
                     raise StoreError(
                         f"{self.setting}: the server does not list objects in the order of their keys (directory "
                         "buckets do not); use a general purpose bucket"
                     )
-                last = each.digest
+                last = content.digest
             yield listed
             if not page["IsTruncated"]:
                 return
@@ -190,7 +190,7 @@ class Bucket:
 
     def delete(self, digests: Iterable[bytes]) -> None:
         """Delete objects. Raises StoreError."""
-        self._each(self._delete, list(digests))
+        self._for_each(self._delete, list(digests))
 
     def check(self) -> None:
         """Check that the bucket is there and that its server accepts the credentials. Raises StoreError."""
@@ -215,9 +215,9 @@ class Bucket:
     def _of(self, digest: bytes) -> dict[str, str]:
         return {"Bucket": self.setting.bucket, "Key": f"{self.setting.keys_prefix}{digest.hex()}"}
 
-    def _each(self, request: Callable[[Any], T], arguments: Sequence[Any]) -> list[T]:
+    def _for_each(self, request: Callable[[Any], T], arguments: Sequence[Any]) -> list[T]:
         if len(arguments) < 2:
-            return [request(each) for each in arguments]
+            return [request(argument) for argument in arguments]
         with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="bucket") as threads:
             return list(threads.map(request, arguments))
 

@@ -117,7 +117,7 @@ class BucketRepository(Repository):
         for absent, extra in self._differences(bucket):
             missing += absent
             unneeded += len(extra)
-            unneeded_bytes += sum(each.bytes for each in extra)
+            unneeded_bytes += sum(content.bytes for content in extra)
         use = self.use()
         return BucketUse(
             contents=use.contents,
@@ -137,8 +137,8 @@ class BucketRepository(Repository):
             part = select(blobs.c.hash).where(in_bucket, blobs.c.hash > after, blobs.c.hash <= page[-1].digest)
             with self._reading() as connection:
                 needed = set(connection.execute(part).scalars())
-            stored = {each.digest for each in page}
-            yield len(needed - stored), [each for each in page if each.digest not in needed]
+            stored = {content.digest for content in page}
+            yield len(needed - stored), [content for content in page if content.digest not in needed]
             after = page[-1].digest
         rest = select(func.count()).select_from(blobs).where(in_bucket, blobs.c.hash > after)
         with self._reading() as connection:
@@ -154,10 +154,10 @@ class BucketRepository(Repository):
         count = size = too_new = 0
         with self._database.driver.errors():
             for _, extra in self._differences(bucket):
-                old = [each for each in extra if each.age_s >= GRACE_S]
+                old = [content for content in extra if content.age_s >= GRACE_S]
                 if remove:
-                    bucket.delete(each.digest for each in old)
+                    bucket.delete(content.digest for content in old)
                 count += len(old)
-                size += sum(each.bytes for each in old)
+                size += sum(content.bytes for content in old)
                 too_new += len(extra) - len(old)
         return UnneededObjects(count, size, too_new)

@@ -320,7 +320,7 @@ class ContentWriter:
             data.update(zip(digests, parts.messages[known:], strict=True))
             outer = [parts.system if parts.system != before.parts.system else None]
             outer.append(parts.tools if parts.tools != before.parts.tools else None)
-            data |= {content_hash(each): each for each in (*outer, *others) if each is not None}
+            data |= {content_hash(content): content for content in (*outer, *others) if content is not None}
         # In one order in all processes, which could wait for each other otherwise.
         new = sorted(data.keys() - self._blobs.keys())
         rows = [(digest, *self.columns(digest, *self._packed(data[digest]))) for digest in new]
@@ -330,7 +330,7 @@ class ContentWriter:
             blob_ids[digest] = blob_id
             _remember(self._blobs, digest, blob_id)
         for position in range(max((len(digests) for _, digests in chains), default=0)):
-            chains = [each for each in chains if len(each[1]) > position]
+            chains = [chain for chain in chains if len(chain[1]) > position]
             steps = [(node, blob_ids[digests[position]]) for node, digests in chains]
             nodes = {step: self._nodes[step] for step in steps if step in self._nodes}
             new_steps = sorted(set(steps) - nodes.keys())

@@ -151,7 +151,9 @@ class LeaseRepository(Repository):
         If two gateways start at the same moment, both may succeed the first time, but at least one fails on
         renewal. Raises LeaseLost while another gateway serves the store.
         """
-        others = [each for each in context.connection.execute(_alone(GATEWAY)).scalars() if each != lease.worker]
+        others = [
+            worker for worker in context.connection.execute(_alone(GATEWAY)).scalars() if worker != lease.worker
+        ]
         if others:
             raise LeaseLost(
                 f"another gateway already serves this store: {', '.join(sorted(others))}; expected none; "
@@ -166,7 +168,7 @@ class LeaseRepository(Repository):
 
     def _refuse_others(self, context: WriteContext, run_id: str, query: Select[tuple[Any]], own: str) -> None:
         ids = context.connection.execute(query).scalars()
-        if others := sorted(each for each in ids if each != own):
+        if others := sorted(worker for worker in ids if worker != own):
             raise StoreError(executed_elsewhere(run_id, others))
 
     @queued

@@ -202,7 +202,7 @@ class OutcomeRepository(Repository):
         """Return rollouts by id, in no particular order. Unknown ids are left out."""
         reviewed = select(rewards.c.attempt_id).where(rewards.c.review.is_not(None))
         chosen = rollouts.c.id.in_(json_values(rollout_ids, Text))
-        columns = (each for each in rollouts.c if each.key not in ("status", "error"))
+        columns = (column for column in rollouts.c if column.key not in ("status", "error"))
         query = _outcomes(chosen, *columns, listed=True)
         with self._reading() as connection:
             by_person = set(connection.execute(reviewed).scalars())

@@ -165,7 +165,7 @@ class PostgresqlSession(WriterSession):
         """Insert different rows by one statement. Returns for each its number, or None."""
         if not rows:
             return []
-        columns = [array_of(*each) for each in zip(statement.kinds, zip(*rows, strict=True), strict=True)]
+        columns = [array_of(*column) for column in zip(statement.kinds, zip(*rows, strict=True), strict=True)]
         inserted = self._rows.execute(statement.postgresql_rows.encode(), columns, binary=True).fetchall()
         keys: dict[tuple[Any, ...], int] = {tuple(unique): key for key, *unique in inserted}
         return [keys.get(tuple(row[position] for position in statement.unique)) for row in rows]

@@ -399,7 +399,7 @@ def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed
     for before, content in row.nodes:
         nodes.append(context.contents.node(nodes[before] if before >= 0 else EMPTY, ids[content]))
     key = _write_trace_row(context, row, ids)
-    stored = {each[0]: each for each in context.session.fetch_all(_FIND_TURNS, (key,))}
+    stored = {row[0]: row for row in context.session.fetch_all(_FIND_TURNS, (key,))}
     written: list[tuple[Any, ...]] = []
     new = changed = 0
     for turn in row.turns:
@@ -504,7 +504,7 @@ def _read(connection: Connection, key: int, keys: array[int]) -> tuple[TraceRow,
         system=places.of(trace["system_id"]),
         tools=places.of(trace["tools_id"]),
         nodes=nodes,
-        turns=[_turn(each, at, places) for each in rows],
+        turns=[_turn(row, at, places) for row in rows],
     )
     contents = read_blobs(connection, places)
     return row, [contents[content] for content in places]

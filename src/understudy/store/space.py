@@ -124,8 +124,8 @@ class SpaceRepository(Repository):
         of_values = of_values.join(token_values, token_values.c.call_id == calls.c.id)
         with self._reading() as connection:
             sizes: dict[str, dict[str, int]] = {}
-            for each in (of_calls, of_values):
-                for row in connection.execute(each).mappings():
+            for statement in (of_calls, of_values):
+                for row in connection.execute(statement).mappings():
                     sizes.setdefault(row["run_id"], {}).update({k: row[k] for k in row if k != "run_id"})
             rows = connection.execute(query).mappings().all()
         return [
@@ -293,7 +293,7 @@ def _by_run(*columns: ColumnElement[Any]) -> Select[Any]:
 
 def _size(columns: Sequence[ColumnElement[Any]]) -> ColumnElement[int]:
     """Sum the bytes in some columns over all rows."""
-    return func.sum(sum((func.coalesce(func.length(each), 0) for each in columns), literal(0)))
+    return func.sum(sum((func.coalesce(func.length(column), 0) for column in columns), literal(0)))
 
 
 def _pruned_skeleton() -> ScalarSelect[int]:

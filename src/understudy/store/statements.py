@@ -234,7 +234,7 @@ _SPELLINGS: dict[type[FunctionElement[Any]], dict[DatabaseDialect, str]] = {
 
 def _spell(element: FunctionElement[Any], compiler: Any, **more: Any) -> str:
     spelling = _SPELLINGS[type(element)][compiler.dialect.name]
-    arguments = (compiler.process(each, **more) for each in element.clauses)
+    arguments = (compiler.process(clause, **more) for clause in element.clauses)
     kind = compiler.dialect.type_compiler_instance.process(element.type) if "{type}" in spelling else ""
     return spelling.format(*arguments, type=kind)
 

@@ -108,7 +108,7 @@ def begins_with(now: Sequence[int], *before: Sequence[int]) -> bool:
     """
     first = before[0] if before else ()
     if isinstance(now, StoredIds) and isinstance(first, StoredIds) and now.place and first.place:
-        sizes = [each.size for each in before if isinstance(each, StoredIds) and each.size is not None]
+        sizes = [part.size for part in before if isinstance(part, StoredIds) and part.size is not None]
         if now.place.base_key == first.place.key and len(sizes) == len(before):
             return now.place.shared >= sum(sizes)
     return pack_ids(now).startswith(b"".join(map(pack_ids, before)))

@@ -69,14 +69,14 @@ class TrainingRepository(Repository):
         connection, pack = context.connection, context.contents.pack
         connection.execute(delete(token_values).where(token_values.c.step == step))
         size = stored = 0
-        for each in values:
-            if connection.execute(select(calls.c.key).where(calls.c.id == each.call_id)).first() is None:
+        for value in values:
+            if connection.execute(select(calls.c.key).where(calls.c.id == value.call_id)).first() is None:
                 continue
-            arrays = {name: pack(pack_float32(getattr(each, name))) for name in _ARRAYS}
+            arrays = {name: pack(pack_float32(getattr(value, name))) for name in _ARRAYS}
             size += sum(map(len, arrays.values()))
             if size > limit_bytes:
                 break
-            row = {"step": step, "version": version, "call_id": each.call_id, **arrays}
+            row = {"step": step, "version": version, "call_id": value.call_id, **arrays}
             connection.execute(insert(token_values).values(row))
             stored += 1
         _prune(context, limit_bytes)

@@ -280,10 +280,10 @@ def _below(path: bytes, directories: frozenset[bytes] | Mapping[bytes, object]) 
 def _parents(paths: Mapping[bytes, object]) -> set[bytes]:
     """Return all directories above the paths."""
     parents: set[bytes] = set()
-    for each in paths:
-        path = each
-        while (path := path.rpartition(b"/")[0]) and path not in parents:
-            parents.add(path)
+    for path in paths:
+        directory = path
+        while (directory := directory.rpartition(b"/")[0]) and directory not in parents:
+            parents.add(directory)
     return parents
 
 

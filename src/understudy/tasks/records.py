@@ -168,8 +168,8 @@ def _unknown_key(data: object, expected: Any, path: str = "") -> str | None:
         return None
     record: dict[str, Any] = data  # pyright: ignore[reportUnknownVariableType]
     if isinstance(expected, msgspec.inspect.UnionType):
-        structs: list[Any] = [each for each in expected.types if isinstance(each, msgspec.inspect.StructType)]
-        expected = next((each for each in structs if each.tag == record.get(each.tag_field)), None)
+        structs: list[Any] = [type for type in expected.types if isinstance(type, msgspec.inspect.StructType)]
+        expected = next((struct for struct in structs if struct.tag == record.get(struct.tag_field)), None)
     if not isinstance(expected, msgspec.inspect.StructType):
         return None
     types = {field.encode_name: field.type for field in expected.fields}

@@ -418,7 +418,9 @@ def task_of(data: dict[str, Any], choice: ImageChoice = ImageChoice()) -> Task: 
     for format in FORMATS:
         if all(key in data for key in format.keys):
             if isinstance(format.task, str):
-                supported = ", ".join(each.name for each in FORMATS if not isinstance(each.task, str))
+                supported = ", ".join(
+                    row_format.name for row_format in FORMATS if not isinstance(row_format.task, str)
+                )
                 raise TaskError(
                     f"{format.name} rows are unsupported: {format.task}; give task records, or rows of {supported}"
                 )

@@ -157,7 +157,7 @@ def groups_from_store(
 ) -> Iterator[RolloutGroup]:
     """Yield the groups of an open store, only those of `tasks` where that is given; see `load_groups`."""
     counts = Counter[str]() if left_out is None else left_out
-    run_ids: list[str | None] = [each.id for each in store.runs.all()]
+    run_ids: list[str | None] = [run.id for run in store.runs.all()]
     for run_id in (run_ids or [None]) if run is None else [run]:
         selection = store.outcomes.select_graded(run_id, include_suspicious=include_suspicious)
         counts[NO_VERDICT] += sum(selection.left_out.values())
@@ -179,9 +179,9 @@ def groups_from_store(
                 reward = member.verdict.reward
                 member_samples = samples(trajectory, rollout_id=member.rollout.id, reward=reward, roles=roles)
                 sequences = [
-                    each
-                    for each in (_sequence_of_sample(sample, imitation, counts) for sample in member_samples)
-                    if each is not None
+                    sequence
+                    for sequence in (_sequence_of_sample(sample, imitation, counts) for sample in member_samples)
+                    if sequence is not None
                 ]
                 rollout = _rollout(member.rollout.id, task_id, reward, sequences, logprobs, counts)
                 if rollout is not None:
@@ -355,7 +355,8 @@ def _groups_from_export(directory: Path, *, logprobs: bool, left_out: Counter[st
         rewards[row.rollout_id] = math.nan if row.reward is None else row.reward
     for (task_id, name), members in sequences.items():
         rollouts = [
-            _rollout(each, task_id, rewards[each], parts, logprobs, left_out) for each, parts in members.items()
+            _rollout(member, task_id, rewards[member], parts, logprobs, left_out)
+            for member, parts in members.items()
         ]
         if complete := tuple(rollout for rollout in rollouts if rollout is not None):
             yield RolloutGroup(task_id=task_id, rollouts=complete, name=name)

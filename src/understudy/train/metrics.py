@@ -166,5 +166,5 @@ def _finite(value: Any) -> Any:
         return None
     if isinstance(value, Mapping):
         inner: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
-        return {key: _finite(each) for key, each in inner.items()}
+        return {key: _finite(item) for key, item in inner.items()}
     return value

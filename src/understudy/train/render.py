@@ -99,7 +99,7 @@ class Renderer:
                 "the model"
             ) from error
         ids = cast("list[Any]", eos) if isinstance(eos, list) else [eos]
-        return {each for each in (*ids, self._tokenizer.eos_token_id) if isinstance(each, int)}
+        return {id for id in (*ids, self._tokenizer.eos_token_id) if isinstance(id, int)}
 
 
 def sequences_from_export(directory: Path, model: Path, left_out: Counter[str]) -> list[TokenSequence]:
@@ -139,7 +139,7 @@ def decoded_rows(directory: Path) -> Iterator[dict[str, Any]]:
         name = ""
         try:
             for name in _MESSAGE_COLUMNS & row.keys():
-                row[name] = [json.loads(each) if isinstance(each, str) else each for each in row[name]]
+                row[name] = [json.loads(item) if isinstance(item, str) else item for item in row[name]]
         except (ValueError, TypeError) as error:
             raise ConfigError(
                 f"{path}: row {number}: invalid messages in the column {name} ({error}); export it again"
@@ -182,11 +182,11 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for each in cast("dict[str, Any]", value).values():
-            yield from _texts(each)
+        for item in cast("dict[str, Any]", value).values():
+            yield from _texts(item)
     elif isinstance(value, list):
-        for each in cast("list[Any]", value):
-            yield from _texts(each)
+        for item in cast("list[Any]", value):
+            yield from _texts(item)
 
 
 _MAX_CHECKED_CALLS = 64

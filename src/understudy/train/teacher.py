@@ -149,7 +149,7 @@ class TeacherServer:
         Raises BackendError, and ConfigError when the server does not have the requested model.
         """
         models = (await self._call("GET", "/v1/models", None, _ModelNames)).data
-        names = [each.id for each in models]
+        names = [model.id for model in models]
         if not names or (self._model is not None and self._model not in names):
             model_text = self._model or "a model"
             raise ConfigError(
@@ -197,7 +197,7 @@ class TeacherServer:
 
         groups_with_logprobs: list[RolloutGroup] = []
         for group in groups:
-            parts = [each for rollout in group.rollouts for each in rollout.sequences]
+            parts = [sequence for rollout in group.rollouts for sequence in rollout.sequences]
             values = iter(await asyncio.gather(*map(scored, parts)))
             rollouts = [
                 replace(rollout, sequences=tuple(next(values) for _ in rollout.sequences))

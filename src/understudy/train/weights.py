@@ -419,7 +419,7 @@ def lock_output(
 
 
 def _prepare_output(output: Path, *, resume: bool, overwrite: bool, needed: Iterable[Path]) -> None:
-    inside = next((each for each in needed if each.resolve().is_relative_to(output.resolve())), None)
+    inside = next((path for path in needed if path.resolve().is_relative_to(output.resolve())), None)
     if overwrite and inside is not None:
         raise ConfigError(f"{output} contains {inside}, which this training reads; choose another --output")
     # With this directory, a training was killed while moving its model into place: the other files belong to it.

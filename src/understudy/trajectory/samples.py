@@ -159,7 +159,7 @@ def merge(trajectory: Trajectory, roles: Collection[Role] = ROLES) -> Merged:
     """
     outlined = outline(trajectory, roles)
     calls = {node.call.id: node.call for node in trajectory.nodes}
-    segments = (each.whole([calls[call_id] for call_id in each.call_ids]) for each in outlined.segments)
+    segments = (segment.whole([calls[call_id] for call_id in segment.call_ids]) for segment in outlined.segments)
     return Merged(tuple(segments), outlined.reasons)
 
 

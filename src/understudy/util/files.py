@@ -69,8 +69,8 @@ def atomic_write(
 
 def sync_tree(path: Path) -> None:
     """Make a file, or a directory with everything below it, survive a power cut. Raises OSError."""
-    for each in (*path.rglob("*"), path, path.parent):
-        _sync(each)
+    for entry in (*path.rglob("*"), path, path.parent):
+        _sync(entry)
 
 
 def _sync(path: Path) -> None:

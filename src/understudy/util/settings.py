@@ -119,9 +119,9 @@ def _unwrap(kind: Any) -> tuple[Any, Meta | None]:
     while True:
         if get_origin(kind) is Annotated:
             kind, *extras = get_args(kind)
-            meta = next((each for each in extras if isinstance(each, Meta)), meta)
+            meta = next((extra for extra in extras if isinstance(extra, Meta)), meta)
         elif get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind):
-            kind = next(each for each in get_args(kind) if each is not NoneType)
+            kind = next(argument for argument in get_args(kind) if argument is not NoneType)
         else:
             return kind, meta
 
@@ -135,27 +135,27 @@ def build(kind: type[T], arguments: Mapping[str, Any], file: Mapping[str, Any], 
     options = list(options_of(kind))
     tables = _tables(options, file, source)
     values: dict[str, Any] = {}
-    groups: dict[tuple[str, ...], Option] = {each.path: each for each in options if each.switch}
-    for each in options:
-        if each.switch:
+    groups: dict[tuple[str, ...], Option] = {option.path: option for option in options if option.switch}
+    for option in options:
+        if option.switch:
             continue
-        group = groups.get(each.path[:-1])
-        table = tables.get(each.table, {})
+        group = groups.get(option.path[:-1])
+        table = tables.get(option.table, {})
         if group is not None:
             table = _table(table.get(group.key))
-        value = arguments.get(each.name)
+        value = arguments.get(option.name)
         if value is None:
-            value = table.get(each.key)
+            value = table.get(option.key)
         if value is None:
             continue
         if group is not None and arguments.get(group.name) is False:
-            if arguments.get(each.name) is not None:
+            if arguments.get(option.name) is not None:
                 raise ConfigError(
-                    f"--no-{group.key} and --{each.name.replace('_', '-')} contradict each other; "
+                    f"--no-{group.key} and --{option.name.replace('_', '-')} contradict each other; "
                     "leave one of them out"
                 )
             continue
-        _put(values, each.path, _prepared(each, value))
+        _put(values, option.path, _prepared(option, value))
     for path, group in groups.items():
         given_value = arguments.get(group.name)
         present = isinstance(tables.get(group.table, {}).get(group.key), dict)
@@ -164,10 +164,10 @@ def build(kind: type[T], arguments: Mapping[str, Any], file: Mapping[str, Any], 
     return _converted(kind, values, options, tables, source)
 
 
-def _prepared(each: Option, value: Any) -> Any:
-    if each.extra.get("commas") and isinstance(value, str):
+def _prepared(option: Option, value: Any) -> Any:
+    if option.extra.get("commas") and isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
-    if get_origin(each.type) is tuple and isinstance(value, str):
+    if get_origin(option.type) is tuple and isinstance(value, str):
         return [value]
     return value
 
@@ -183,19 +183,19 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 def _tables(options: list[Option], file: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
     """Return the tables of a file that the options use. Raises ConfigError for a table with an unknown key."""
     tables: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(each.table for each in options):
+    for name in dict.fromkeys(option.table for option in options):
         if name not in file:
             continue
         if not isinstance(file[name], dict):
             raise ConfigError(f"{source}: {name}: expected a table, written as [{name}]; correct it")
         table = _table(file[name])
-        switches = {each.path: each.key for each in options if each.switch and each.table == name}
+        switches = {option.path: option.key for option in options if option.switch and option.table == name}
         grouped: dict[str, list[str]] = {key: [] for key in switches.values()}
-        keys: list[str] = [each.key for each in options if each.switch and each.table == name]
-        for each in options:
-            if each.table == name and not each.switch:
-                group = switches.get(each.path[:-1])
-                (keys if group is None else grouped[group]).append(each.key)
+        keys: list[str] = [option.key for option in options if option.switch and option.table == name]
+        for option in options:
+            if option.table == name and not option.switch:
+                group = switches.get(option.path[:-1])
+                (keys if group is None else grouped[group]).append(option.key)
         _refuse_unknown(f"{source}: [{name}]", table, keys)
         for group, inner in grouped.items():
             _refuse_unknown(f"{source}: [{name}.{group}]", _table(table.get(group)), inner)
@@ -228,11 +228,15 @@ def _converted(
     except msgspec.ValidationError as error:
         text, _, key_path = str(error).partition(" - at `$")
         path = tuple(key_path.rstrip("`").lstrip(".").split("."))
-        each = next((each for each in options if each.path == path), None)
-        if each is None:
+        faulty = next((option for option in options if option.path == path), None)
+        if faulty is None:
             raise ConfigError(f"{source}: invalid value: {error}; correct this key") from error
-        where = f"{source}: [{each.table}] {each.key}" if each.key in tables.get(each.table, {}) else each.key
-        choices = f"; expected one of {', '.join(each.choices)}" if each.choices else ""
+        where = (
+            f"{source}: [{faulty.table}] {faulty.key}"
+            if faulty.key in tables.get(faulty.table, {})
+            else faulty.key
+        )
+        choices = f"; expected one of {', '.join(faulty.choices)}" if faulty.choices else ""
         raise ConfigError(f"{where}: {text[:1].lower()}{text[1:]}{choices}; correct this key") from error
 
 
@@ -254,7 +258,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def require_table(file: Mapping[str, Any], kind: type[Struct], source: str) -> None:
     """Raise ConfigError when a file has none of the tables that the settings are read from."""
-    tables = list(dict.fromkeys(each.table for each in options_of(kind)))
+    tables = list(dict.fromkeys(option.table for option in options_of(kind)))
     if not any(table in file for table in tables):
         table_names = " or ".join(f"[{table}]" for table in tables)
         raise ConfigError(

@@ -124,8 +124,8 @@ class ViewApi:
     def list_stores(self, parts: PathParameters, query: NoParameters) -> StoreList:
         summaries = [self._summaries.of(viewed) for viewed in self.catalog.scan()]
         return StoreList(
-            stores=tuple(sorted(summaries, key=lambda each: (-(each.changed_at or 0.0), each.name))),
-            directories=tuple(str(each) for each in self.catalog.locations),
+            stores=tuple(sorted(summaries, key=lambda summary: (-(summary.changed_at or 0.0), summary.name))),
+            directories=tuple(str(location) for location in self.catalog.locations),
             may_write=self.may_write,
             version=__version__,
         )
@@ -138,12 +138,12 @@ class ViewApi:
         return stores.health(store, self._index(viewed, store).rows_of())
 
     def compare_stores(self, parts: PathParameters, query: CompareQuery) -> ComparedRuns:
-        both = [self._open({"store": each}) for each in (query.before, query.after)]
+        both = [self._open({"store": store_id}) for store_id in (query.before, query.after)]
         first, second = (self._index(viewed, store).rows_of() for viewed, store in both)
         return stores.compare_runs(both[0][0], both[1][0], first, second)
 
     def read_report(self, parts: PathParameters, query: ReportQuery) -> ReportView:
-        chosen = [self.catalog.store(each) for each in query.stores.split(",")]
+        chosen = [self.catalog.store(store_id) for store_id in query.stores.split(",")]
         figures = read_figures([viewed.location for viewed in chosen])
         return report_view(figures, {viewed.id for viewed in self.catalog.scan()})
 
@@ -154,7 +154,7 @@ class ViewApi:
                 f"{viewed.name}: expected a training loop, got a store of another kind",
                 "open a store whose kind is `loop`",
             )
-        existing = {each.id for each in self.catalog.scan()}
+        existing = {store.id for store in self.catalog.scan()}
         return loop_view(viewed.id, viewed.directory, partial(self._open_wave, existing))
 
     def _open_wave(self, existing: Set[str], location: StoreLocation) -> tuple[str, Store] | None:

@@ -29,13 +29,13 @@ class Catalog:
     def __init__(self, locations: Sequence[StoreLocation], max_stores: int = _MAX_STORES) -> None:
         self._max_stores = max_stores
         self._has_warned = False
-        self.roots = [each.resolve() for each in locations if isinstance(each, Path)]
+        self.roots = [location.resolve() for location in locations if isinstance(location, Path)]
         for root in self.roots:
             if not root.is_dir():
                 raise ConfigError(
                     f"{root} is not a directory; give a directory that a run, a loop or a gateway wrote to"
                 )
-        self._databases = [ViewedDatabase(each) for each in locations if isinstance(each, StoreUrl)]
+        self._databases = [ViewedDatabase(location) for location in locations if isinstance(location, StoreUrl)]
         self._lock = threading.Lock()
         self._stores: dict[str, ViewedStore] = {}
         try:
@@ -49,14 +49,14 @@ class Catalog:
     @property
     def locations(self) -> list[StoreLocation]:
         """The directories and databases that are shown."""
-        return [*self.roots, *(each.url for each in self._databases)]
+        return [*self.roots, *(database.url for database in self._databases)]
 
     def scan(self) -> list[ViewedStore]:
         """Search for stores again, and return those that exist.
 
         A store that vanished can still be requested by id.
         """
-        stores: dict[str, ViewedStore] = {each.id: each for each in self._databases}
+        stores: dict[str, ViewedStore] = {database.id: database for database in self._databases}
         for root in self.roots:
             for entry in find_stores(root):
                 name = str(entry.path.relative_to(root)) if entry.path != root else root.name

@@ -36,10 +36,10 @@ class ChangeWatch:
         """
         first = not self._stores
         if rescan or first:
-            stores = sorted(self._list_stores(), key=lambda each: each.stamp()[2::3], reverse=True)[
+            stores = sorted(self._list_stores(), key=lambda store: store.stamp()[2::3], reverse=True)[
                 :MAX_FOLLOWED_STORES
             ]
-            self._stores |= {each.id: each for each in stores}
+            self._stores |= {store.id: store for store in stores}
         changes: list[StoreChange] = []
         for key, viewed in self._stores.items():
             now = viewed.state()

@@ -143,7 +143,10 @@ class ResponseFile:
         """Add all attempts of a rollout, with turns, calls, patch, logs and tokens."""
         parts = {"store": store, "rollout": rollout}
         head_view = self._head(parts, None)
-        for attempt in (None, *(each.id for each in head_view.attempts if each.id != head_view.attempt_id)):
+        for attempt in (
+            None,
+            *(attempt.id for attempt in head_view.attempts if attempt.id != head_view.attempt_id),
+        ):
             head = head_view if attempt is None else self._head(parts, attempt)
             self._add_attempt(parts, attempt, head)
         self.rollouts += 1
@@ -233,7 +236,7 @@ def _add_run_or_loop(file: ResponseFile, location: StoreLocation, selected: Sequ
     api = file.api
     stores = api.list_stores({}, _NO_PARAMETERS).stores
     own = store_id(location)
-    summary = next((each for each in stores if each.id == own), None)
+    summary = next((store for store in stores if store.id == own), None)
     if summary is None or summary.kind not in ("run", "loop"):
         problem = "no store" if summary is None else f"a store of kind `{summary.kind}`"
         raise ConfigError(f"--export: {location} is {problem}; give the directory of a run or a loop")
@@ -241,7 +244,7 @@ def _add_run_or_loop(file: ResponseFile, location: StoreLocation, selected: Sequ
         raise StoreError(summary.error.message)
     if summary.kind == "loop":
         add_loop(file, summary)
-        runs = [each.id for each in stores if each.parent_id == own and each.state == "ok"]
+        runs = [store.id for store in stores if store.parent_id == own and store.state == "ok"]
     else:
         runs = [own]
     missing = set(selected)
@@ -259,7 +262,7 @@ def _add_run_or_loop(file: ResponseFile, location: StoreLocation, selected: Sequ
         if len(selected) == 1 and selected_rows:
             start = f"/s/{run}/r/{selected_rows[0].id}"
     if missing:
-        names = ", ".join(repr(each[:100]) for each in sorted(missing)[:5])
+        names = ", ".join(repr(path[:100]) for path in sorted(missing)[:5])
         raise ConfigError(
             f"--export: {location} has no rollout {names}; give some that `understudy show --dir "
             f"'{location}'` lists"
@@ -276,12 +279,14 @@ def export_report(figures: ReportFigures, locations: Sequence[StoreLocation]) ->
     open.
     """
     with_store = [
-        each for each in locations if isinstance(each, StoreUrl) or is_loop(each) or (each / FILE).is_file()
+        location
+        for location in locations
+        if isinstance(location, StoreUrl) or is_loop(location) or (location / FILE).is_file()
     ]
     file = ResponseFile(ViewApi(Catalog(with_store), may_write=False))
     stores = file.api.list_stores({}, _NO_PARAMETERS).stores
-    file.add("/api/report", report_view(figures, {each.id for each in stores}))
-    rollouts = sum(sum(each.rollouts.values()) for each in stores if each.kind != "loop")
+    file.add("/api/report", report_view(figures, {store.id for store in stores}))
+    rollouts = sum(sum(store.rollouts.values()) for store in stores if store.kind != "loop")
     for summary in stores:
         if summary.kind == "loop":
             add_loop(file, summary)
@@ -345,8 +350,8 @@ def redact_responses(
     scope = redactor.scoped_to([*responses.values(), *joined, title])
     voters: dict[str, str] = {}
     cleaned = {
-        scope.name(path): _with_numbered_voters(scope.value(each, path), voters)
-        for path, each in responses.items()
+        scope.name(path): _with_numbered_voters(scope.value(response, path), voters)
+        for path, response in responses.items()
     }
     token_pages: dict[str, TokenPage] = {}
     for pages, text in zip(segments, joined, strict=True):
@@ -356,12 +361,12 @@ def redact_responses(
         start, end = next(spans)
         for path, page in pages:
             ids, texts = list(page.ids), list(page.texts)
-            for index, each in enumerate(page.texts):
+            for index, token_text in enumerate(page.texts):
                 while end <= at and end < len(text):
                     start, end = next(spans)
-                if each and start < at + len(each):
+                if token_text and start < at + len(token_text):
                     ids[index], texts[index] = REDACTED_TOKEN, "█"
-                at += len(each)
+                at += len(token_text)
             token_pages[scope.name(path)] = msgspec.structs.replace(
                 page,
                 ids=tuple(ids),

@@ -64,12 +64,12 @@ def _with_escapes(value: Any) -> Any:
         case str():
             return value if _is_valid(value) else msgspec.Raw(json.dumps(value).encode())
         case list() | tuple():
-            return [_with_escapes(each) for each in cast("list[Any]", value)]
+            return [_with_escapes(item) for item in cast("list[Any]", value)]
         case dict():
             entries = cast("dict[Any, Any]", value).items()
             return {
-                key.encode(errors="replace").decode() if isinstance(key, str) else key: _with_escapes(each)
-                for key, each in entries
+                key.encode(errors="replace").decode() if isinstance(key, str) else key: _with_escapes(item)
+                for key, item in entries
             }
         case _:
             return value

@@ -132,9 +132,11 @@ class RolloutIndex:
         # Rollouts that were created at the same time are listed in the order of their keys: that of their ids.
         ids = sorted({*changed, *(key for (key,) in pending)})
         for start in range(0, len(ids), _BATCH_ROLLOUTS):
-            listed = sorted(store.outcomes.listed(ids[start : start + _BATCH_ROLLOUTS]), key=lambda each: each.id)
+            listed = sorted(
+                store.outcomes.listed(ids[start : start + _BATCH_ROLLOUTS]), key=lambda rollout: rollout.id
+            )
             database.execute("BEGIN IMMEDIATE")
-            database.executemany(_UPSERT, [_row_values(each) for each in listed])
+            database.executemany(_UPSERT, [_row_values(rollout) for rollout in listed])
             database.execute("COMMIT")
         database.execute("INSERT OR REPLACE INTO facts VALUES ('mark', ?)", (msgspec.json.encode(mark),))
 
@@ -301,12 +303,12 @@ class RolloutIndex:
         return len(waiting) - done
 
 
-def _row_values(each: ListedRollout) -> tuple[Any, ...]:
-    error = None if each.error is None else msgspec.json.encode(each.error).decode()
+def _row_values(rollout: ListedRollout) -> tuple[Any, ...]:
+    error = None if rollout.error is None else msgspec.json.encode(rollout.error).decode()
     # Worded like the health of a run, whose reasons link to the rollouts that have them.
-    reason = None if each.reward is None else current_reason(each.reason or "no reason given")
-    plain = {"agent": str(each.agent), "error": error, "reason": reason, "reviewed": int(each.reviewed)}
-    return tuple(plain[name] if name in plain else getattr(each, name) for name in _COLUMNS)
+    reason = None if rollout.reward is None else current_reason(rollout.reason or "no reason given")
+    plain = {"agent": str(rollout.agent), "error": error, "reason": reason, "reviewed": int(rollout.reviewed)}
+    return tuple(plain[name] if name in plain else getattr(rollout, name) for name in _COLUMNS)
 
 
 def _row(values: Sequence[Any], labels: dict[str, dict[str, int]]) -> RolloutRow:
@@ -409,7 +411,7 @@ def _with_matches(
     database: sqlite3.Connection, text: str, rows: tuple[RolloutRow, ...]
 ) -> tuple[tuple[RolloutRow, ...], dict[str, str]]:
     """Return the rows that fit on a page with the texts around their matches, and these texts."""
-    matches = _matches(database, text, [each.id for each in rows])
+    matches = _matches(database, text, [row.id for row in rows])
     room, count = MAX_ROW_BYTES, 0
     for row in rows:
         room -= size_of(row) + size_of({row.id: matches.get(row.id, "")}) + 1

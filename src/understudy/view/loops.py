@@ -29,17 +29,17 @@ def loop_view(store_id: str, root: Path, open_wave: OpenWave) -> LoopView:
     training, _ = read_steps(root / METRICS)
     values = {step.step: step.values for step in training}
     evaluations: list[LoopEvaluation] = []
-    for each in state.evaluations:
-        wave = open_wave(directory.wave(state, each.run).store)
+    for evaluation in state.evaluations:
+        wave = open_wave(directory.wave(state, evaluation.run).store)
         evaluations.append(
             LoopEvaluation(
-                step=each.step,
-                version=each.version,
+                step=evaluation.step,
+                version=evaluation.version,
                 store_id=None if wave is None else wave[0],
-                solved=each.solved,
-                total=each.total,
-                failed=each.failed,
-                rate=each.rate,
+                solved=evaluation.solved,
+                total=evaluation.total,
+                failed=evaluation.failed,
+                rate=evaluation.rate,
             )
         )
     return LoopView(
@@ -48,8 +48,8 @@ def loop_view(store_id: str, root: Path, open_wave: OpenWave) -> LoopView:
         planned_steps=0 if config is None else config.steps,
         asynchronous=config is not None and config.asynchronous,
         steps=tuple(
-            _step(each, values.get(each.step, {}), directory.wave(state, each.run), open_wave)
-            for each in state.steps
+            _step(step, values.get(step.step, {}), directory.wave(state, step.run), open_wave)
+            for step in state.steps
         ),
         evaluations=tuple(evaluations),
         refused=state.refused,

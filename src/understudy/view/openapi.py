@@ -34,7 +34,9 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Understudy viewer", "version": __version__},
         "paths": paths,
-        "components": {"schemas": {name: each for name, each in components.items() if name not in queries}},
+        "components": {
+            "schemas": {name: component for name, component in components.items() if name not in queries}
+        },
     }
 
 
@@ -50,7 +52,7 @@ def _structs(kinds: list[type[Any]]) -> dict[str, type[Struct]]:
         match waiting.pop():
             case msgspec.inspect.StructType(cls=kind, fields=fields) if kind.__name__ not in structs:
                 structs[kind.__name__] = kind
-                waiting += [each.type for each in fields]
+                waiting += [field.type for field in fields]
             case msgspec.inspect.UnionType(types=types):
                 waiting += types
             case msgspec.inspect.VarTupleType(item_type=item) | msgspec.inspect.ListType(item_type=item):

@@ -85,14 +85,14 @@ def _cut(value: Any, characters: int, items: int, depth: int) -> Any:
             return "…"
         case list() | tuple():
             rows: list[Any] = [
-                _cut(each, characters, items, depth - 1) for each in cast("Sequence[Any]", value)[:items]
+                _cut(item, characters, items, depth - 1) for item in cast("Sequence[Any]", value)[:items]
             ]
             return rows if isinstance(value, list) else tuple(rows)
         case dict():
             entries = islice(cast("dict[Any, Any]", value).items(), items)
             return {
-                _cut(key, characters, items, depth): _cut(each, characters, items, depth - 1)
-                for key, each in entries
+                _cut(key, characters, items, depth): _cut(item, characters, items, depth - 1)
+                for key, item in entries
             }
         case _:
             return value
@@ -113,7 +113,7 @@ def decode_cursor(text: str) -> tuple[Any, str | int]:
         value, key = msgspec.json.decode(data, type=tuple[str | float | int, str | int])
     except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
         raise invalid_cursor(text) from error
-    if any(isinstance(each, int) and not -(2**63) <= each < 2**63 for each in (value, key)):
+    if any(isinstance(number, int) and not -(2**63) <= number < 2**63 for number in (value, key)):
         raise invalid_cursor(text)  # SQLite has no such integers
     return value, key
 
@@ -218,9 +218,9 @@ def page_of(response: _S, lists: Sequence[str], number: int, offset: int) -> tup
     """
     page = response
     rows = [_rows(response, path) for path in lists]
-    for path, each in zip(lists, rows, strict=True):
-        if each:
-            page = _replaced(page, path, each[:0])
+    for path, rows_of_list in zip(lists, rows, strict=True):
+        if rows_of_list:
+            page = _replaced(page, path, rows_of_list[:0])
     if (size := size_of(page)) > MAX_ROW_BYTES // 2:
         page = shortened(page, MAX_ROW_BYTES // 2)
         size = size_of(page)

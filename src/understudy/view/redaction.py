@@ -36,7 +36,7 @@ class StoreSearch:
         self._remaining = _conversations(store)
         _, traces = store.sessions.count()
         counts = (store.outcomes.counts(run.id).rollouts for run in store.runs.all())
-        self._total = traces + sum(sum(each.values()) for each in counts)
+        self._total = traces + sum(sum(counted.values()) for counted in counts)
 
     def is_current(self, stamp: object) -> bool:
         """Return whether the search may be shown for a store with this stamp."""
@@ -103,8 +103,10 @@ def _view(search: RedactionSearch, total: int, *, complete: bool) -> RedactionVi
         replaced=preview.replaced,
         values=preview.values,
         samples=tuple(
-            RedactionLine(rule=each.rule, conversation=each.where[:_MAX_NAME_CHARACTERS], context=each.context)
-            for each in preview.samples
+            RedactionLine(
+                rule=sample.rule, conversation=sample.where[:_MAX_NAME_CHARACTERS], context=sample.context
+            )
+            for sample in preview.samples
         ),
     )
 

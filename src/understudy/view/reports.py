@@ -36,10 +36,12 @@ def report_view(figures: ReportFigures, stores: Collection[str]) -> ReportView:
         verdict=judgement_text,
         mood=judgement,
         sentence=formatting.sentence(figures),
-        reasons=() if headline is None else tuple(ReportReason(*each) for each in formatting.reasons(headline)),
+        reasons=()
+        if headline is None
+        else tuple(ReportReason(*reason) for reason in formatting.reasons(headline)),
         charts=tuple(map(_chart, charts.loop_charts(figures))),
         training=tuple(map(_chart, charts.training_charts(figures))),
-        point_stores=tuple(each if each in stores else None for each in store_ids),
+        point_stores=tuple(store_id if store_id in stores else None for store_id in store_ids),
     )
 
 

@@ -77,14 +77,14 @@ def rollout_head(
     """Return everything about a rollout except its turns, tokens, patch and raw bodies."""
     attempt, rollout = shown.attempt, shown.rollout
     task = None if rollout is None else store.runs.task(rollout.run_id, rollout.task_id)
-    verdicts = {each.id: store.runs.verdict(each.id) for each in shown.attempts}
+    verdicts = {attempt.id: store.runs.verdict(attempt.id) for attempt in shown.attempts}
     verdict = None if attempt is None else verdicts[attempt.id]
     logs = {} if attempt is None else store.runs.logs(attempt.id)
     return RolloutHead(
         id=attempt.id if rollout is None and attempt is not None else rollout.id if rollout else "",
         row=row,
         attempt_id=None if attempt is None else attempt.id,
-        attempts=tuple(_attempt_view(each, verdicts[each.id] is not None) for each in shown.attempts),
+        attempts=tuple(_attempt_view(attempt, verdicts[attempt.id] is not None) for attempt in shown.attempts),
         task=None if task is None else _task_view(task),
         verdict=None if verdict is None else _verdict_view(store, verdict, task, row),
         has_patch=attempt is not None and store.runs.patch(attempt.id) is not None,
@@ -220,8 +220,8 @@ def task_group(task_id: str, members: Sequence[tuple[RolloutRow, tuple[GroupTurn
 
 def _first_difference(members: Sequence[GroupMember]) -> int | None:
     """Return the first turn that no solved and unsolved rollout have in common; None if nothing differs."""
-    solved = [each for each in members if each.row.reward is not None and is_solved(each.row.reward)]
-    unsolved = [each for each in members if each.row.reward is not None and not is_solved(each.row.reward)]
+    solved = [member for member in members if member.row.reward is not None and is_solved(member.row.reward)]
+    unsolved = [member for member in members if member.row.reward is not None and not is_solved(member.row.reward)]
     common_turns = [
         common_prefix_length([turn.digest for turn in one.turns], [turn.digest for turn in other.turns])
         for one in solved

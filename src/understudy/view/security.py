@@ -78,7 +78,7 @@ class AccessRules:
             raise ViewRefused(
                 421,
                 "host",
-                f"host: expected one of {', '.join(sorted(each.decode() for each in self._hosts))}, got "
+                f"host: expected one of {', '.join(sorted(host.decode() for host in self._hosts))}, got "
                 f"{host[:100].decode('latin-1')!r}",
                 "open the address that `understudy view` printed",
             )
@@ -126,7 +126,7 @@ class AccessRules:
         if COOKIE in cookies:
             sent.append(cookies[COOKIE].value)
         expected = (self.token or "").encode()
-        return any(hmac.compare_digest(each.encode("latin-1", "replace"), expected) for each in sent)
+        return any(hmac.compare_digest(key.encode("latin-1", "replace"), expected) for key in sent)
 
     def cookie(self) -> bytes:
         """Return the header that makes a browser keep the token that it had in its address."""

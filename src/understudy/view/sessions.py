@@ -209,7 +209,7 @@ class ShownPairs:
                 "`exclude` and `include` are for rollouts, with `subject` rollout",
             )
         shown = self._pair_ids.get(store_id, ())
-        if pair_id not in shown and pair_id not in (each.pair_id for each in _all_pairs(store)):
+        if pair_id not in shown and pair_id not in (pair.pair_id for pair in _all_pairs(store)):
             raise not_found(
                 f"the store has no pair {pair_id[:100]!r} to vote on", "take an `id` of its pairs; reload the list"
             )
@@ -229,7 +229,7 @@ def agreement(votes: Sequence[VoteView]) -> tuple[float | None, int]:
     for vote in votes:
         labels.setdefault((vote.subject, vote.subject_id), []).append(vote.label)
     agreeing = vote_pairs = 0
-    for each in labels.values():
-        vote_pairs += len(each) * (len(each) - 1) // 2
-        agreeing += sum(count * (count - 1) // 2 for count in Counter(each).values())
+    for label in labels.values():
+        vote_pairs += len(label) * (len(label) - 1) // 2
+        agreeing += sum(count * (count - 1) // 2 for count in Counter(label).values())
     return (agreeing / vote_pairs if vote_pairs else None), len(labels)

@@ -63,10 +63,13 @@ def _store_summary(viewed: ViewedStore, store: Store) -> StoreSummary:
     clients = store.keys.clients()
     states, conversations = store.sessions.count()
     rollouts = Counter[RolloutStatus]()
-    for each in counts:
-        rollouts.update(each.rollouts)
+    for run_counts in counts:
+        rollouts.update(run_counts.rollouts)
     usage = [*counts, *(store.calls.usage(client.id) for client in clients)]
-    solved, graded = sum(each.solved for each in counts), sum(each.solved + each.unsolved for each in counts)
+    solved, graded = (
+        sum(run_counts.solved for run_counts in counts),
+        sum(run_counts.solved + run_counts.unsolved for run_counts in counts),
+    )
     kind: StoreKind = "run" if runs else "sessions" if states else "gateway" if clients else "empty"
     return StoreSummary(
         id=viewed.id,
@@ -81,12 +84,12 @@ def _store_summary(viewed: ViewedStore, store: Store) -> StoreSummary:
         rollouts=dict(rollouts),
         solved=solved,
         graded=graded,
-        suspicious=sum(each.suspicious for each in counts),
+        suspicious=sum(run_counts.suspicious for run_counts in counts),
         solve_rate=wilson(solved, graded) if graded else None,
-        calls=sum(each.calls for each in usage),
-        prompt_tokens=sum(each.prompt_tokens for each in usage),
-        completion_tokens=sum(each.completion_tokens for each in usage),
-        cost_usd=sum(each.cost_usd for each in usage),
+        calls=sum(usage_row.calls for usage_row in usage),
+        prompt_tokens=sum(usage_row.prompt_tokens for usage_row in usage),
+        completion_tokens=sum(usage_row.completion_tokens for usage_row in usage),
+        cost_usd=sum(usage_row.cost_usd for usage_row in usage),
         clients=len(clients),
         conversations=conversations,
         states=states,
@@ -162,9 +165,13 @@ def health(store: Store, rows: Sequence[RolloutRow]) -> StoreHealth:
         open=_open_rollouts(rows),
         workers=tuple(
             WorkerView(
-                id=each.id, held=each.held, capacity=each.capacity, silent_s=each.silent_s, alive=each.alive
+                id=worker.id,
+                held=worker.held,
+                capacity=worker.capacity,
+                silent_s=worker.silent_s,
+                alive=worker.alive,
             )
-            for each in store.leases.workers()
+            for worker in store.leases.workers()
         ),
         phases=tuple(
             PhaseTimes(phase=phase, attempts=len(times), p50=percentile(times, 0.5), p99=percentile(times, 0.99))

@@ -40,7 +40,7 @@ class TokenTexts:
 
     def decode(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Return the text of each id. Part of a character is shown as the replacement character."""
-        return tuple(self._text(each) for each in ids)
+        return tuple(self._text(token_id) for token_id in ids)
 
     def _text(self, token_id: int) -> str:
         text = self._texts.get(token_id)
@@ -112,7 +112,7 @@ def token_page(
     """
     turn = transcript.turn(transcript.index(query.call))
     segments = transcript.outlined.segments
-    index = next((n for n, each in enumerate(segments) if query.call in each.call_ids), None)
+    index = next((n for n, segment in enumerate(segments) if query.call in segment.call_ids), None)
     if index is None:
         without_tokens = TokenPage(
             call_id=query.call,
@@ -141,7 +141,7 @@ def token_page(
     stop = min(end, start + query.limit)
     versions, policy_versions = _versions(calls, segment)
     versions = versions[start:stop]
-    used = sorted({each for each in versions if each >= 0})
+    used = sorted({version for version in versions if version >= 0})
     ids = segment.token_ids[start:stop]
     page = TokenPage(
         call_id=query.call,
@@ -158,8 +158,8 @@ def token_page(
             for value, mask in zip(segment.logprobs[start:stop], segment.loss_mask[start:stop], strict=True)
         ),
         mask=segment.loss_mask[start:stop],
-        versions=tuple(used.index(each) if each >= 0 else -1 for each in versions),
-        policy_versions=tuple(policy_versions[each] for each in used),
+        versions=tuple(used.index(version) if version >= 0 else -1 for version in versions),
+        policy_versions=tuple(policy_versions[version] for version in used),
         tokenizer=None if texts is None else texts.name,
         trainer=_trainer(store, segment, start, max(start, stop)),
     )

@@ -247,7 +247,7 @@ class TranscriptCache:
         with reader.lock:
             yield reader.transcript(needed if within_s is None else 0)
         with self._lock:
-            size = sum(each.size for each in self._readers.values())
+            size = sum(reader.size for reader in self._readers.values())
             while size > self._limit and len(self._readers) > 1:
                 size -= self._readers.popitem(last=False)[1].size
 

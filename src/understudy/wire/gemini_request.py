@@ -304,9 +304,9 @@ def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
             converted[name] = int(value)
         elif name == "properties" and isinstance(value, dict):
             properties = cast("dict[str, Any]", value)
-            converted[name] = {key: _subschema(each) for key, each in properties.items()}
+            converted[name] = {key: _subschema(subschema) for key, subschema in properties.items()}
         elif name == "anyOf" and isinstance(value, list):
-            converted[name] = [_subschema(each) for each in cast("list[Any]", value)]
+            converted[name] = [_subschema(subschema) for subschema in cast("list[Any]", value)]
         elif name in _SUBSCHEMAS:
             converted[name] = _subschema(value)
         elif name not in ("nullable", "propertyOrdering"):

@@ -60,9 +60,12 @@ def try_agent(
         versions = parse_version(agent)
         last = versions[-1]
         behaviours = chosen_behaviours(last.agent, behaviour or ())
-        for each in versions:  # before the first takes its minutes
-            install(each.agent, package=each)
-        return [await try_version(each, behaviours, report, record if each is last else None) for each in versions]
+        for package in versions:  # before the first takes its minutes
+            install(package.agent, package=package)
+        return [
+            await try_version(package, behaviours, report, record if package is last else None)
+            for package in versions
+        ]
 
     tried = run_stoppable(trials(), lambda: False)
     changed, problems = changes(tried[0], tried[-1]), tried[-1].problems

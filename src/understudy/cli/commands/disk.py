@@ -41,21 +41,21 @@ def du(
     older = duration_s("--older-than", _UNUSED_FOR)
     uses = [*store_use(stores), *loop_use(loops), *cache_use(cache_dir(), older), *image_use(older)]
     if json_:
-        print_json({"uses": uses, "bytes": sum(each.bytes for each in uses)})
+        print_json({"uses": uses, "bytes": sum(use.bytes for use in uses)})
     else:
         _print_uses(uses)
-    if any(each.error for each in uses):
+    if any(use.error for use in uses):
         raise typer.Exit(1)
 
 
 def _print_uses(uses: Sequence[DiskUse]) -> None:
     rows = [
-        (each.what, size_text(each.bytes), size_text(each.unused), each.where, each.note)
-        for each in uses
-        if each.bytes or each.note
+        (use.what, size_text(use.bytes), size_text(use.unused), use.where, use.note)
+        for use in uses
+        if use.bytes or use.note
     ]
     print_table(("what", "takes", "can go", "where", ""), rows)
-    typer.echo(f"{size_text(sum(each.bytes for each in uses))} in all", err=True)
+    typer.echo(f"{size_text(sum(use.bytes for use in uses))} in all", err=True)
 
 
 class PruneSettings(Struct, frozen=True, kw_only=True):
@@ -152,8 +152,8 @@ def _prune(settings: PruneSettings) -> PruneSummary:
     stores, loops = stores_of(_locations(settings.locations))
     pruner = Pruner(stores, retention, lambda line: typer.echo(line, err=True))
     changes = [*(pruner.plan() if dry_run else pruner.remove())]
-    changes += [prune_loop(each, settings.keep_weights, dry_run=dry_run) for each in loops]
-    skipped = [each.skipped for each in changes if each.skipped]
+    changes += [prune_loop(loop, settings.keep_weights, dry_run=dry_run) for loop in loops]
+    skipped = [change.skipped for change in changes if change.skipped]
     unused = older if older is not None else duration_s("--older-than", _UNUSED_FOR)
     caches, cached_bytes = _prune_caches(unused, dry_run, skipped) if settings.caches else ([], 0)
     images, image_bytes = _prune_images(unused, dry_run) if settings.images else ([], 0)
@@ -162,7 +162,7 @@ def _prune(settings: PruneSettings) -> PruneSummary:
         stores=changes,
         caches=caches,
         images=images,
-        bytes=sum(each.bytes for each in changes) + cached_bytes + image_bytes,
+        bytes=sum(change.bytes for change in changes) + cached_bytes + image_bytes,
         skipped=skipped,
     )
 
@@ -178,7 +178,7 @@ def _prune_caches(older_than_s: float, dry_run: bool, skipped: list[str]) -> tup
         except ConfigError as error:
             skipped.append(str(error))
             return [], 0
-    return [str(each.path) for each in entries], sum(each.bytes for each in entries)
+    return [str(entry.path) for entry in entries], sum(entry.bytes for entry in entries)
 
 
 def _prune_images(older_than_s: float, dry_run: bool) -> tuple[list[str], int]:
@@ -190,7 +190,7 @@ def _prune_images(older_than_s: float, dry_run: bool) -> tuple[list[str], int]:
 
     with closing(find_engine()) as engine:
         before = time.time() - older_than_s
-        sizes = {each.name: each.bytes for each in stored_images(engine) if each.created_at < before}
+        sizes = {image.name: image.bytes for image in stored_images(engine) if image.created_at < before}
         names = sorted(sizes) if dry_run else remove_images(engine, sizes)
     return names, sum(sizes[name] for name in names)
 
@@ -198,20 +198,20 @@ def _prune_images(older_than_s: float, dry_run: bool) -> tuple[list[str], int]:
 def _print(summary: PruneSummary, settings: PruneSettings) -> None:
     would = "would go" if summary.dry_run else "gone"
     rows: list[tuple[str, str, str]] = []
-    for each in summary.stores:
+    for pruned in summary.stores:
         parts = [
             f"{what} of {len(runs)} runs" if what != "runs" else f"{len(runs)} runs"
-            for what, runs in each.runs.items()
+            for what, runs in pruned.runs.items()
         ]
-        parts += [f"weights of {len(each.weights)} steps"] if each.weights else []
-        if not each.skipped:
-            parts += [f"stay: {counted(each.stays)}"] if each.stays else []
-            rows.append((each.location, size_text(each.bytes), "; ".join(filter(None, (*parts, each.note)))))
+        parts += [f"weights of {len(pruned.weights)} steps"] if pruned.weights else []
+        if not pruned.skipped:
+            parts += [f"stay: {counted(pruned.stays)}"] if pruned.stays else []
+            rows.append((pruned.location, size_text(pruned.bytes), "; ".join(filter(None, (*parts, pruned.note)))))
     rows += [(path, "", "of the cache") for path in summary.caches]
     rows += [(name, "", "prepared image") for name in summary.images]
     if rows:
         print_table(("where", would, ""), rows)
-    lost: set[Droppable] = {what for each in summary.stores for what in each.runs}
+    lost: set[Droppable] = {what for pruned in summary.stores for what in pruned.runs}
     for what in sorted(lost):
         typer.echo(f"{'would be lost' if summary.dry_run else 'lost'} with {what}: {LOST[what]}")
     for reason in summary.skipped:
@@ -226,5 +226,5 @@ def _locations(texts: Sequence[str] | None) -> list[StoreLocation]:
     from understudy.store.address import parse_location
 
     if texts:
-        return [parse_location(each) for each in texts]
+        return [parse_location(text) for text in texts]
     return [Path("runs")] if Path("runs").is_dir() else []

@@ -94,7 +94,7 @@ def doctor(
 
     checks = [HealthCheck(name, *check(), required) for name, required, check in _CHECKS]
     others = (package for name, package in AGENT_PACKAGES.items() if name != "claude-code")
-    checks += [HealthCheck(f"agent: {each.title}", *_agent(each.agent), False) for each in others]
+    checks += [HealthCheck(f"agent: {package.title}", *_agent(package.agent), False) for package in others]
     healthy = all(check.ok for check in checks if check.required)
     if json_:
         print_json({"ok": healthy, "checks": checks})
@@ -240,7 +240,7 @@ def _packages() -> _Result:
     from understudy.tasks.generate.packages import CATALOG
     from understudy.tasks.materialise import archive_path
 
-    missing = [name for name, each in CATALOG.items() if not archive_path(each.sdist, cache_dir()).is_file()]
+    missing = [name for name, package in CATALOG.items() if not archive_path(package.sdist, cache_dir()).is_file()]
     if missing:
         return False, f"not fetched yet: {', '.join(missing)}", "understudy setup"
     return True, ", ".join(CATALOG), ""

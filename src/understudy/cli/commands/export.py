@@ -240,11 +240,13 @@ def _command(name: str, function: Callable[..., ExportSummary]) -> Any:
 
     own_options = _own_options(function)
     groups = (_common_options, _overlap_options, _client_options, _answer_options, _length_options)
-    common = [each for group in groups for each in _parameters(group) if each.name not in own_options]
-    parameters = [_with_default(each, traits) for each in common if _applies(each.name, traits)]
+    common = [
+        parameter for group in groups for parameter in _parameters(group) if parameter.name not in own_options
+    ]
+    parameters = [_with_default(parameter, traits) for parameter in common if _applies(parameter.name, traits)]
     parameters += own_options.values()
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__doc__ = (inspect.getdoc(function) or "").partition("\n\nRaises ")[0]
     maker = typer.Typer(rich_markup_mode=None, add_completion=False)
     maker.command(name)(run)
@@ -292,8 +294,8 @@ def _with_default(parameter: inspect.Parameter, traits: FormatTraits) -> inspect
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     hints = get_type_hints(function, include_extras=True)
     return [
-        each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for each in inspect.signature(function).parameters.values()
+        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(function).parameters.values()
     ]
 
 
@@ -443,7 +445,7 @@ def _origins(requested: str, traits: FormatTraits, store: Store) -> tuple[Origin
             return traits.origins
         has_any = {"sessions": store.sessions.count()[0] > 0, "rollouts": bool(store.runs.all())}
         # For an empty store choose rollouts, so that the error about what is missing speaks of rollouts.
-        chosen: tuple[Origin, ...] = tuple(each for each in traits.origins if has_any[each]) or ("rollouts",)
+        chosen: tuple[Origin, ...] = tuple(origin for origin in traits.origins if has_any[origin]) or ("rollouts",)
         if traits.into_run and len(chosen) > 1:
             raise ConfigError(
                 "the store has sessions and rollouts, which this format writes to different files; choose one: "
@@ -460,7 +462,7 @@ def _run_to_export(requested: str | None, store: Store, origins: tuple[Origin, .
     """Return the id of the run to export; None for all."""
     if requested is not None or "rollouts" not in origins:
         return None if requested == "all" else requested
-    runs = sorted(store.runs.all(), key=lambda each: each.created_at)
+    runs = sorted(store.runs.all(), key=lambda run: run.created_at)
     if len(runs) > 1:
         typer.echo(f"exporting run {runs[-1].id}, the latest of {len(runs)}; --run chooses another", err=True)
     return runs[-1].id if runs else None

@@ -158,7 +158,7 @@ def _regrade(settings: GradeSettings, run: StoreLocation, as_json: bool) -> None
             Store.open(run, create=False) as store,
             store.hold(".lock", busy=f"another process works on {run}; wait for it to end"),
         ):
-            kinds = {settings.sandbox or str(each.config["sandbox"]) for each in store.runs.all()}
+            kinds = {settings.sandbox or str(run.config["sandbox"]) for run in store.runs.all()}
             if not store.runs.all():
                 raise ConfigError(f"{run} has no runs to grade again; give the directory of a run to --regrade")
             if len(kinds) != 1:
@@ -370,7 +370,7 @@ class _GradeProgress:
         self._line = ProgressLine()
 
     def __call__(self, grading: GradingProgress) -> None:
-        done, statuses = len(grading.outcomes), Counter(each.status for each in grading.outcomes.values())
+        done, statuses = len(grading.outcomes), Counter(outcome.status for outcome in grading.outcomes.values())
         line = f"{done}/{grading.total} graded · {statuses['resolved']} resolved · {statuses['error']} errors"
         if fresh := done - grading.reused:
             line += f" · {time_left((time.monotonic() - self._started) / fresh * (grading.total - done))}"

@@ -210,7 +210,7 @@ async def _estimate(settings: LoopSettings) -> LoopEstimate:
     if (state := LoopDirectory(source.absolute()).load()) is not None:
         published_steps = [step for step in state.steps if step.phase == "published"]
         updates = [step.seconds.get("update", 0.0) + step.seconds.get("publish", 0.0) for step in published_steps]
-        runs = [*(step.run for step in published_steps), *(each.run for each in state.evaluations)]
+        runs = [*(step.run for step in published_steps), *(evaluation.run for evaluation in state.evaluations)]
         directories = [source.absolute() / run for run in runs]
     sandboxes = load_sandboxes(settings.sandbox or LOCAL)
     try:
@@ -405,9 +405,9 @@ def print_loop_summary(summary: LoopSummary, as_json: bool) -> None:
         ("wall clock", f"{summary.wall_s:.1f} s"),
         ("output", summary.output_dir),
     ]
-    for each in summary.evaluations:
-        rate = f"{each.rate.estimate:.3f} ({each.rate.low:.3f} to {each.rate.high:.3f})"
-        facts.append((f"held out, step {each.step}", f"{rate}: {each.solved} of {each.total}"))
+    for evaluation in summary.evaluations:
+        rate = f"{evaluation.rate.estimate:.3f} ({evaluation.rate.low:.3f} to {evaluation.rate.high:.3f})"
+        facts.append((f"held out, step {evaluation.step}", f"{rate}: {evaluation.solved} of {evaluation.total}"))
     if (gain := summary.gain) is not None:
         facts.append(("gain", f"{gain.estimate:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"))
     facts += [("skipped", f"{count} {why}") for why, count in summary.skipped.items()]

@@ -79,13 +79,13 @@ def fetch_model(
 def list_models(json_: Json = False) -> None:
     """List the models in the cache, and the pinned ones that can be downloaded."""
     fetched = fetched_models()
-    here = {each.record.name for each in fetched}
-    missing = [each for each in PINNED.values() if each.name not in here]
+    here = {model.record.name for model in fetched}
+    missing = [pinned for pinned in PINNED.values() if pinned.name not in here]
     if json_:
         print_json({"fetched": fetched, "available": missing})
         return
-    rows = [(each.record.name, each.record.license, each.directory, each.record.source) for each in fetched]
-    rows += [(each.name, each.license, "not fetched", each.description) for each in missing]
+    rows = [(model.record.name, model.record.license, model.directory, model.record.source) for model in fetched]
+    rows += [(pinned.name, pinned.license, "not fetched", pinned.description) for pinned in missing]
     print_table(("name", "licence", "directory", "source"), rows)
 
 

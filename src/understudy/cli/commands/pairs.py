@@ -113,7 +113,7 @@ def pairs(
     thinking = thinking_of(settings.thinking) or "only-when-both"
     interrupt_on_termination()
     redactor = Redactor.from_user_key() if settings.redacted else None
-    tallies = {each: PairCounts() for each in _ORIGINS[:2] if settings.origin in (each, "all")}
+    tallies = {origin: PairCounts() for origin in _ORIGINS[:2] if settings.origin in (origin, "all")}
     limits = Limits(chars=settings.max_chars, tokens=settings.max_tokens)
     try:
         with (
@@ -191,7 +191,10 @@ class PairProgress(LiveStatus):
 
     def line(self) -> str:
         """Return the number of comparisons and pairs so far; "" before the first."""
-        compared, pairs = sum(each.compared for each in self._tallies), sum(each.pairs for each in self._tallies)
+        compared, pairs = (
+            sum(tally.compared for tally in self._tallies),
+            sum(tally.pairs for tally in self._tallies),
+        )
         return f"compared {compared}, {pairs} pairs" if compared else ""
 
 
@@ -201,7 +204,7 @@ def _print_summary(
     name = None if output is None else os.fsencode(output).decode(errors="replace")
     replaced = {} if redactor is None else dict(redactor.report.counts.most_common())
     if as_json:
-        summary = {"output": name, "pairs": sum(each.pairs for each in tallies.values()), **tallies}
+        summary = {"output": name, "pairs": sum(tally.pairs for tally in tallies.values()), **tallies}
         print_json({**summary, "redacted": redactor is not None, "replaced": replaced})
         return
     where = f"are in {name}" if name else "would be written"

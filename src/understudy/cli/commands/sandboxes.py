@@ -36,10 +36,12 @@ def list_sandboxes(sandbox: _Kind, json_: Json = False) -> None:
         print_json(open_ones)
         return
     now = time.time()
-    for each in open_ones:
-        labels = " ".join(f"{name}={value}" for name, value in sorted(each.labels.items()))
-        left = each.deadline - now
-        typer.echo(f"{each.id}  open for {now - each.opened:.0f} s, {left:.0f} s left  {labels}".rstrip())
+    for open_sandbox in open_ones:
+        labels = " ".join(f"{name}={value}" for name, value in sorted(open_sandbox.labels.items()))
+        left = open_sandbox.deadline - now
+        typer.echo(
+            f"{open_sandbox.id}  open for {now - open_sandbox.opened:.0f} s, {left:.0f} s left  {labels}".rstrip()
+        )
     typer.echo(f"{len(open_ones)} open", err=True)
 
 
@@ -57,15 +59,19 @@ def reap_sandboxes(
     kind = _remote(sandbox)
 
     async def reap() -> list[str]:
-        of_run = [each.id for each in await kind.sandboxes() if run is not None and each.labels.get("run") == run]
+        of_run = [
+            sandbox.id
+            for sandbox in await kind.sandboxes()
+            if run is not None and sandbox.labels.get("run") == run
+        ]
         return await kind.reap([*(ids or ()), *of_run])
 
     ended = asyncio.run(reap())
     if json_:
         print_json(ended)
         return
-    for each in ended:
-        typer.echo(each)
+    for sandbox_id in ended:
+        typer.echo(sandbox_id)
     typer.echo(f"{len(ended)} ended", err=True)
 
 

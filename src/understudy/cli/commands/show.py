@@ -93,7 +93,7 @@ def _is_of_run(store: Store, name: str) -> bool:
     clients = {client.id for client in store.keys.clients()}
     rollout = name.rpartition(".")[0] if name.rpartition(".")[2].isdecimal() else name
     return bool({CLIENT + name, name} & clients) or any(
-        each.id.startswith(name) or each.id == rollout for each in store.runs.rollouts()
+        row.id.startswith(name) or row.id == rollout for row in store.runs.rollouts()
     )
 
 
@@ -253,8 +253,8 @@ def _list(store: Store, as_json: bool) -> None:
     ]
     sessions, number = store.sessions.summaries(_MAX_ROWS)
     summaries = [
-        {name: decoded(value) if isinstance(value, bytes) else value for name, value in asdict(each).items()}
-        for each in sessions
+        {name: decoded(value) if isinstance(value, bytes) else value for name, value in asdict(session).items()}
+        for session in sessions
     ]
     if as_json:
         listed = {"sessions": summaries, "sessions_total": number} if number else {}
@@ -334,9 +334,13 @@ def integrity(
     with Store.open(location, create=False) as store:
         attempt_id = rollout
         rollout_id, _, number = rollout.rpartition(".")
-        if not (number.isdecimal() and any(each.id == rollout_id for each in store.runs.rollouts())):
+        if not (number.isdecimal() and any(row.id == rollout_id for row in store.runs.rollouts())):
             match = store.runs.find_rollout(rollout)
-            graded = [each.id for each in store.runs.attempts(match.id) if store.runs.verdict(each.id) is not None]
+            graded = [
+                attempt.id
+                for attempt in store.runs.attempts(match.id)
+                if store.runs.verdict(attempt.id) is not None
+            ]
             if not graded:
                 raise ConfigError(
                     f"rollout {match.id} has no graded attempt to review; wait until it is graded, or, if it "

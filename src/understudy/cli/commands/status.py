@@ -46,8 +46,8 @@ def status(
     if json_:
         print_json(stored)
         return
-    for each in stored.runs:
-        _print_run(each)
+    for run_status in stored.runs:
+        _print_run(run_status)
     if not stored.runs:
         typer.echo(f"{stored.store} has no rollouts")
     if stored.workers:

@@ -46,7 +46,9 @@ def copy(
         if json_:
             print_json({"tables": copies})
         else:
-            facts = [(each.name, f"{each.rows} rows, {each.written} of them now") for each in copies if each.rows]
+            facts = [
+                (table.name, f"{table.rows} rows, {table.written} of them now") for table in copies if table.rows
+            ]
             print_facts(f"{read.location} → {written.location}, compared", facts)
 
 

@@ -243,7 +243,10 @@ def _write_selection(tried: list[TriedTask], bounds: SolveRates | None, path: Pa
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     dump([_with_relative_source(task, path) for task in chosen.kept], path)
-    rates = {each.task.instance_id: {"solved": each.solved, "graded": each.graded} for each in tried}
+    rates = {
+        difficulty.task.instance_id: {"solved": difficulty.solved, "graded": difficulty.graded}
+        for difficulty in tried
+    }
     kept = [task.instance_id for task in chosen.kept]
     return {"path": str(path), "tasks": kept, "dropped": chosen.dropped, "solve_rates": rates}
 
@@ -434,8 +437,10 @@ def check_tasks(
     if json_:
         print_json({"accepted": accepted, "refused": validated.refused, "protection": protection})
     else:
-        for task, each in protection.items():
-            typer.echo(f"ok       {task}   protection: {each['level']} {each['reason']}".rstrip())
+        for task, task_protection in protection.items():
+            typer.echo(
+                f"ok       {task}   protection: {task_protection['level']} {task_protection['reason']}".rstrip()
+            )
         for task, reason in validated.refused.items():
             typer.echo(f"refused  {task}: {reason}")
     if validated.refused:

@@ -320,7 +320,7 @@ def _exported_branches(trajectory: Trajectory, roles: Collection[Role]) -> list[
     lines: list[AtifBranch] = []
     line_of_call: dict[str, AtifBranch] = {}
     # Alternatives come last, because the rollout's first file is the branch with which its agent continued.
-    for branch, nodes in sorted(trajectory.branches.items(), key=lambda each: each[1][0].alternative):
+    for branch, nodes in sorted(trajectory.branches.items(), key=lambda item: item[1][0].alternative):
         answered = [node for node in nodes if node.role in roles and node.answer is not None]
         if not answered or all(node.superseded for node in answered):
             continue

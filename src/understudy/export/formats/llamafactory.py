@@ -167,7 +167,9 @@ class RowLengthCounter:
         if self._tokenizer is None:
             length = sum(len(text.encode(errors="replace")) // _BYTES_A_TOKEN + 1 for text in texts)
         else:
-            length = sum(len(each.ids) for each in self._tokenizer.encode_batch(texts, add_special_tokens=False))
+            length = sum(
+                len(encoding.ids) for encoding in self._tokenizer.encode_batch(texts, add_special_tokens=False)
+            )
         return length + _TOKENS_A_MESSAGE * len(texts) + _TOKENS_A_ROW
 
 
@@ -180,7 +182,7 @@ def _texts(row: Row) -> Iterator[str]:
         yield from pair
     # The two answers are two sequences, so the longer one counts.
     answers: list[Any] = [row[key] for key in ("chosen", "rejected") if key in row]
-    yield max((each if isinstance(each, str) else each["value"] for each in answers), key=len, default="")
+    yield max((answer if isinstance(answer, str) else answer["value"] for answer in answers), key=len, default="")
     yield row.get("instruction", "")
     yield row.get("output", "")
 

@@ -142,7 +142,7 @@ def dpo(pair: Pair, template: TemplateRules, form: Form) -> Row:
     system, turns = read_turns(pair.messages, (), template, form)
     if len(turns) % 2 == 0:
         raise RowFlaw(NO_TURNS)
-    answers = [_answer_turn([message_of(each)], True, template, form) for each in (pair.chosen, pair.rejected)]
+    answers = [_answer_turn([message_of(answer)], True, template, form) for answer in (pair.chosen, pair.rejected)]
     if not all(answer.value for answer in answers):
         raise RowFlaw(EMPTY)
     return _row(pair.pair_id, system, turns, pair.tools, template, form, answers)
@@ -159,7 +159,9 @@ def read_turns(
     numbered = [(index, with_text_content(message)) for index, message in enumerate(messages)]
     first = next((at for at, (_, message) in enumerate(numbered) if message["role"] != "system"), len(numbered))
     turns: list[SharegptTurn] = []
-    for answering, group in groupby(numbered[first:], key=lambda each: each[1]["role"] == "assistant"):
+    for answering, group in groupby(
+        numbered[first:], key=lambda numbered_message: numbered_message[1]["role"] == "assistant"
+    ):
         indexes, members = zip(*group, strict=True)
         if not answering:
             turns.append(_user_turn(members, template, form))

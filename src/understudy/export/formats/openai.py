@@ -97,7 +97,7 @@ def refusal_reason(row: dict[str, Any], max_tokens: int) -> str | None:
     if not all(message["role"] in _FIELDS_BY_ROLE for message in row["messages"]):
         return "rows with a role that OpenAI does not take"
     called = [call for message in row["messages"] for call in message.get("tool_calls", ())]
-    if not all(_NAME.fullmatch(_name(each)) for each in (*tools, *called)):
+    if not all(_NAME.fullmatch(_name(tool)) for tool in (*tools, *called)):
         return "rows with a tool whose name OpenAI does not take"
     if max_tokens and len(json_bytes(row)) > max_tokens * _BYTES_A_TOKEN:
         return f"rows of more than {max_tokens} tokens by estimate"

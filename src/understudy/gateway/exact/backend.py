@@ -283,7 +283,7 @@ class ExactBackend:
     async def _generation(self, call: _ExactCall, prompt: _ExactPrompt, sampled: SampledTokens) -> Generation:
         parsed = await self._parse(call, sampled)
         calls = parsed.tool_calls[:1] if call.request.parallel_tool_calls is False else parsed.tool_calls
-        calls = tuple(structs.replace(each, id=f"toolu_{secrets.token_hex(12)}") for each in calls)
+        calls = tuple(structs.replace(call, id=f"toolu_{secrets.token_hex(12)}") for call in calls)
         called = bool(calls) and sampled.finish_reason == "stop"
         return Generation(
             model=self.model,

@@ -295,7 +295,7 @@ async def supervise(
             admin_key=secrets.token_urlsafe(32),
         )
         specs = [msgspec.structs.replace(spec, index=index) for index in range(workers)]
-        supervisor = Supervisor([WorkerProcess(each, lock) for each in specs])
+        supervisor = Supervisor([WorkerProcess(spec, lock) for spec in specs])
         stack.push_async_callback(supervisor.stop)
         await supervisor.start()
         yield supervisor

@@ -379,7 +379,7 @@ class Capture:
         retried = [call for call in identical if call.is_retried_by(agent_request)]
         if retried:
             # Of several candidates, prefer a call whose client has disconnected.
-            call = min(retried, key=lambda each: len(each.subscribers))
+            call = min(retried, key=lambda candidate: len(candidate.subscribers))
         else:
             session.calls_started += 1
             session.in_flight += 1

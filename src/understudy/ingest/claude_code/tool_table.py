@@ -63,7 +63,7 @@ def claude_tools(
     lists = [mode.get("subagent" if subagent else "main") or mode["main"] for mode in modes]
     chosen = list(max(lists, key=lambda indexes: len({table.names[at] for at in indexes}.intersection(called))))
     for name in sorted(set(called).difference(table.names[at] for at in chosen)):
-        others = (at for each in nearest for mode in table.versions[each] for at in mode["main"])
+        others = (at for version in nearest for mode in table.versions[version] for at in mode["main"])
         chosen += [at for at in others if table.names[at] == name][:1]
     date_match = _DATE.match(date or "")
     tools = _tools(tuple(chosen), None if date_match is None else date_match[0])

@@ -121,7 +121,7 @@ def _stored_session(
     session: dict[str, Any] = {}
     infos: dict[str, dict[str, Any]] = {}
     parts: dict[str, list[dict[str, Any]]] = {}
-    for place, file in sorted(files, key=lambda each: each[1].path.rpartition("/")[2]):
+    for place, file in sorted(files, key=lambda item: item[1].path.rpartition("/")[2]):
         value = mapping(read_document(file, losses))
         if place["own"]:
             session = value

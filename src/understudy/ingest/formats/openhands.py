@@ -476,7 +476,7 @@ def _v1_observation(event: dict[str, Any], losses: Counter[str]) -> Any:
     observation = mapping(event.get("observation"))
     parts = items(observation.get("content")) or [observation.get("content") or observation.get("output") or ""]
     if observation.get("kind") in _COMMAND_RESULTS and (metadata := mapping(observation.get("metadata"))):
-        text = "".join(each for part in parts if (each := _text(part)) is not None)
+        text = "".join(part_text for part in parts if (part_text := _text(part)) is not None)
         directory = string(observation.get("full_output_save_dir"))
         parts = [_clipped(_command_output(text, metadata), directory)]
     if observation.get("is_error") is True:

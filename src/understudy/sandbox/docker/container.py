@@ -352,7 +352,7 @@ class DockerSandbox(IsolatedSandbox):
         """Return an error that says why a command did not start."""
         program: str = command["cmd"][0]
         where: str = command["workdir"]
-        variables = dict(each.split("=", 1) for each in command["environment"] if "=" in each)
+        variables = dict(variable.split("=", 1) for variable in command["environment"] if "=" in variable)
         directories = [where] if "/" in program else variables["PATH"].split(":")
 
         def look() -> SandboxError:

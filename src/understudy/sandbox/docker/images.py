@@ -417,9 +417,9 @@ def stored_images(engine: ContainerEngine) -> list[StoredImage]:
     with engine_errors("list the prepared images"):
         listed: Sequence[Mapping[str, Any]] = engine.api.df()["Images"] or ()
     return [
-        StoredImage(name, max(0, each["Size"] - max(0, each.get("SharedSize") or 0)), float(each["Created"]))
-        for each in listed
-        for name in each.get("RepoTags") or ()
+        StoredImage(name, max(0, image["Size"] - max(0, image.get("SharedSize") or 0)), float(image["Created"]))
+        for image in listed
+        for name in image.get("RepoTags") or ()
         if name.startswith(f"{REPOSITORY}:")
     ]
 

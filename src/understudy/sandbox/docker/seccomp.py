@@ -45,8 +45,8 @@ def security_options(info: Mapping[str, Any], version: Mapping[str, Any]) -> lis
     profile from us, and apply their own defaults.
     """
     options = ["no-new-privileges"]
-    components = [str(each.get("Name", "")) for each in version.get("Components") or ()]
-    filters = any(str(each).startswith("name=seccomp") for each in info.get("SecurityOptions") or ())
+    components = [str(component.get("Name", "")) for component in version.get("Components") or ()]
+    filters = any(str(option).startswith("name=seccomp") for option in info.get("SecurityOptions") or ())
     if filters and "Podman Engine" not in components:
         options.append(f"seccomp={seccomp_profile()}")
     return options

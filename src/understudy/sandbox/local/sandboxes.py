@@ -291,7 +291,7 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
     def opens(self) -> dict[str, int] | None:
         """See Sandbox."""
         counts = None if self._opened is None else self._opened.counts()
-        return None if counts is None else {posixpath.relpath(each, self.workdir): n for each, n in counts.items()}
+        return None if counts is None else {posixpath.relpath(path, self.workdir): n for path, n in counts.items()}
 
     def _stop_counting(self) -> None:
         if self._opened is not None:

@@ -29,8 +29,8 @@ ANSWER_S = 600.0
 
 _ERROR_BYTES = 2000
 _ERRORS: dict[str, type[Exception]] = {
-    each.__name__: each
-    for each in (errors.SandboxError, errors.SandboxLost, errors.ConfigError, errors.TaskError, FileNotFoundError)
+    error.__name__: error
+    for error in (errors.SandboxError, errors.SandboxLost, errors.ConfigError, errors.TaskError, FileNotFoundError)
 }
 
 

@@ -26,12 +26,12 @@ def digest_of(path: Path) -> str:
     """
     digest = hashlib.sha256()
     try:
-        for name, each, mode in _entries(path):
+        for name, entry, mode in _entries(path):
             digest.update(f"{len(name)}:{stat.S_IFMT(mode):o}:{mode & 0o777:o}:".encode() + name)
             if stat.S_ISLNK(mode):
-                digest.update(hashlib.sha256(os.fsencode(each.readlink())).digest())
+                digest.update(hashlib.sha256(os.fsencode(entry.readlink())).digest())
             elif stat.S_ISREG(mode):
-                with each.open("rb") as file:
+                with entry.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
     except OSError as error:
         raise SandboxError(f"cannot send {path} to another machine: {error}; check its permissions") from error
@@ -101,11 +101,11 @@ def _entries(path: Path) -> Iterator[tuple[bytes, Path, int]]:
     for folder, directories, names in os.walk(path):
         directories.sort()
         for name in sorted((*directories, *names)):
-            each = Path(folder, name)
-            mode = each.lstat().st_mode
+            entry = Path(folder, name)
+            mode = entry.lstat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
                 raise SandboxError(
-                    f"cannot send {each} to another machine: it is a special file; expected a file, "
+                    f"cannot send {entry} to another machine: it is a special file; expected a file, "
                     "directory or link: remove it"
                 )
-            yield os.fsencode(each.relative_to(path)), each, mode
+            yield os.fsencode(entry.relative_to(path)), entry, mode

@@ -294,7 +294,13 @@ def _open_sandbox(pod: _Pod) -> OpenSandbox:
 
 def _reasons(status: _PodStatus) -> str:
     """Return why a pod is not ready, as far as the cluster says."""
-    waiting = [each.state.waiting for each in status.container_statuses if each.state.waiting is not None]
-    causes: list[Any] = [*waiting, *(each for each in status.conditions if each.status == "False"), status]
-    texts = [": ".join(filter(None, (each.reason, each.message))) for each in causes]
+    waiting = [
+        container.state.waiting for container in status.container_statuses if container.state.waiting is not None
+    ]
+    causes: list[Any] = [
+        *waiting,
+        *(condition for condition in status.conditions if condition.status == "False"),
+        status,
+    ]
+    texts = [": ".join(filter(None, (cause.reason, cause.message))) for cause in causes]
     return "; ".join(dict.fromkeys(filter(None, texts)))

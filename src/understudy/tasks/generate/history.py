@@ -331,7 +331,7 @@ def _instruction(name: str, commit: Commit, failures: list[FailedCheck]) -> str:
         f"# {name}: {commit.subject}",
         *([body] if body else []),
         f"The above is a change to {name} that this tree does not have yet. {checks} now:",
-        *(failing_example(at, each) for at, each in enumerate(functions[:_SHOWN_CHECKS], start=1)),
+        *(failing_example(at, function) for at, function in enumerate(functions[:_SHOWN_CHECKS], start=1)),
     ]
     if number > _SHOWN_CHECKS:
         parts.append(f"and {number - _SHOWN_CHECKS} more.")

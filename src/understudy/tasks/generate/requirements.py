@@ -57,7 +57,7 @@ def declared_requirements(pyproject: str) -> list[str]:
     project = _table(data, "project")
     groups = {**_table(project, "optional-dependencies"), **_table(data, "dependency-groups")}
     lists = [project.get("dependencies"), *(groups.get(name) for name in _GROUPS)]
-    return [line for each in lists for line in _strings(each)]
+    return [line for requirements in lists for line in _strings(requirements)]
 
 
 def pin(requirements: Iterable[str], *, cache: Path) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ class TrainingBatch(Struct):
     @property
     def tokens(self) -> int:
         """Return the number of tokens that the loss is computed on."""
-        return sum(sum(each.loss_mask[1:]) for each in self.sequences)
+        return sum(sum(sequence.loss_mask[1:]) for sequence in self.sequences)
 
     @property
     def stale(self) -> int:
@@ -121,9 +121,11 @@ class TrainingBatch(Struct):
 
         Versions are ordered by the numbers in their names, such as step-0001.
         """
-        versions = {version for each in self.sequences for version in each.policy_versions if version is not None}
+        versions = {
+            version for sequence in self.sequences for version in sequence.policy_versions if version is not None
+        }
         latest = max(versions, key=_version_sort_key, default=None)
-        return sum(any(version != latest for version in each.policy_versions) for each in self.sequences)
+        return sum(any(version != latest for version in sequence.policy_versions) for sequence in self.sequences)
 
 
 def build_batch(
@@ -188,7 +190,7 @@ def group_rewards(group: RolloutGroup, options: GRPOOptions) -> list[float]:
     limit = options.overlong_tokens
     if limit is None:
         return rewards
-    sampled = [sum(each.sampled for each in rollout.sequences) for rollout in group.rollouts]
+    sampled = [sum(sequence.sampled for sequence in rollout.sequences) for rollout in group.rollouts]
     return [
         reward + overlong_penalty(tokens, limit, options.overlong_buffer)
         for reward, tokens in zip(rewards, sampled, strict=True)

@@ -128,8 +128,8 @@ def scores(
         return result
     selected = torch.cat([targets, mask.new_zeros(len(rows), 1)], dim=1)
     logits: Tensor = model(input_ids=tokens[:, prefix:], logits_to_keep=selected, **inputs).logits / temperature
-    each = torch.arange(len(logits), device=device)
-    part = _scores_of_logits(logits, each, tokens[:, prefix + 1 :][targets], entropy_gradient)
+    row_numbers = torch.arange(len(logits), device=device)
+    part = _scores_of_logits(logits, row_numbers, tokens[:, prefix + 1 :][targets], entropy_gradient)
     return _with_part(result, part, mask & (positions > prefix))
 
 

@@ -147,7 +147,7 @@ def _sft_trainer(
             batch: list[TokenSequence] = inputs["sequences"]
             total = token_logprobs(model, batch).sum()
             if num_items_in_batch is None:
-                return -total / sum(sum(each.loss_mask[1:]) for each in batch)
+                return -total / sum(sum(sequence.loss_mask[1:]) for sequence in batch)
             scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
             return -total * scale / num_items_in_batch
 
@@ -155,8 +155,8 @@ def _sft_trainer(
         from torch import tensor
         from torch.nn.utils.rnn import pad_sequence
 
-        selected = [rows[each["row"]] for each in batch]
-        labels = [tensor(_labels(each)) for each in selected]
+        selected = [rows[item["row"]] for item in batch]
+        labels = [tensor(_labels(sequence)) for sequence in selected]
         return {"sequences": selected, "labels": pad_sequence(labels, batch_first=True, padding_value=_IGNORED)}
 
     config = trl_config(
@@ -165,15 +165,15 @@ def _sft_trainer(
         options,
         context,
         min(options.batch_rollouts, len(rows)),
-        max(1, options.micro_batch_tokens // max(len(each.token_ids) for each in rows)),
+        max(1, options.micro_batch_tokens // max(len(row.token_ids) for row in rows)),
         lr_scheduler_type=options.schedule,
         remove_unused_columns=False,
         dataset_kwargs={"skip_prepare_dataset": True},
     )
     columns = {
         "row": list(range(len(rows))),
-        "input_ids": [list(each.token_ids) for each in rows],
-        "labels": [_labels(each) for each in rows],
+        "input_ids": [list(row.token_ids) for row in rows],
+        "labels": [_labels(row) for row in rows],
     }
     return _trainer(Exact, loaded, model, config, columns, callback, data_collator=collate)
 
@@ -303,7 +303,7 @@ def _dpo_trainer(
         label_smoothing=options.label_smoothing,
     )
     columns = {
-        f"{name}_ids": [list(getattr(each, name)) for each in rows] for name in ("prompt", "chosen", "rejected")
+        f"{name}_ids": [list(getattr(row, name)) for row in rows] for name in ("prompt", "chosen", "rejected")
     }
     reference = None
     if options.lora is None:

@@ -171,7 +171,7 @@ class Updater:
                 report = self._learn(batch, report, skipped, Random(f"{self.options.seed} {step}"))
         self.step = step
         self.token_values = [
-            each for index in sorted(self._logprobs) for each in self._token_values_of(batch, index)
+            values for index in sorted(self._logprobs) for values in self._token_values_of(batch, index)
         ]
         self._logprobs.clear()
         return structs.replace(
@@ -294,7 +294,7 @@ class Updater:
         sequences = [batch.sequences[index] for index in indexes]
         gains = torch.tensor(batch.advantages, device=device)
         owners = torch.tensor([batch.rollouts[index] for index in indexes], device=device)
-        sampled = torch.tensor([[sum(each.loss_mask[1:])] for each in sequences], device=device)
+        sampled = torch.tensor([[sum(sequence.loss_mask[1:])] for sequence in sequences], device=device)
         of_rollouts = tokens_of_rollouts(sampled, owners, len(gains))
         total = LossSums()
         self.model.train()
@@ -338,8 +338,8 @@ class Updater:
         if not math.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
             return total, None
-        for each in self.optimizer.param_groups:
-            each["lr"] = rate
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         self.optimizer.step()  # pyright: ignore[reportUnknownMemberType]
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer_steps += 1

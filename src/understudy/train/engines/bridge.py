@@ -80,7 +80,7 @@ class Bridge:
 
     def close(self, session: BridgeSession) -> None:
         """End a session: its URL answers 404 from now on."""
-        self._sessions = {name: each for name, each in self._sessions.items() if each is not session}
+        self._sessions = {name: other for name, other in self._sessions.items() if other is not session}
 
     async def _generate(self, request: web.Request) -> web.Response:
         session = self._sessions.get(request.match_info["session"])

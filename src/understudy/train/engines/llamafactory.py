@@ -133,11 +133,11 @@ def train(
         merging.write_text(_yaml(_merge_config(model, output / ADAPTER, template, produced)), encoding="utf-8")
         _run([*program, "export", str(merging)], log, on_line)
     _install_model(produced, model, output)
-    losses = [each.loss for each in steps if each.loss is not None]
+    losses = [step.loss for step in steps if step.loss is not None]
     return LlamaFactorySummary(
         output=str(output),
         rows=rows,
-        steps=max((each.current_steps for each in steps), default=0),
+        steps=max((step.current_steps for step in steps), default=0),
         first_loss=losses[0] if losses else 0.0,
         last_loss=losses[-1] if losses else 0.0,
         left_out=dict(left_out),

@@ -146,7 +146,9 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 def _read_rollout(directory: Path, instance: str) -> TrainingRollout:
     """Return the graded rollout in a run's output directory. Raises ConfigError when it has none to train on."""
     left_out = Counter[str]()
-    rollouts = [each for group in groups.load_groups([directory], left_out=left_out) for each in group.rollouts]
+    rollouts = [
+        rollout for group in groups.load_groups([directory], left_out=left_out) for rollout in group.rollouts
+    ]
     if len(rollouts) != 1:
         raise ConfigError(
             f"{directory}: expected one rollout of {instance} to train on, got {len(rollouts)} (left out: "

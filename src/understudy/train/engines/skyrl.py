@@ -56,8 +56,8 @@ class UnderstudyGenerator(GeneratorInterface):
         sampling = input_batch["sampling_params"] or {}
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(self._rollout(instance, sampling, each.repetition_id))
-                for instance, each in zip(instances, ids, strict=True)
+                group.create_task(self._rollout(instance, sampling, trajectory_id.repetition_id))
+                for instance, trajectory_id in zip(instances, ids, strict=True)
             ]
         return generator_output(ids, [task.result() for task in running])
 
@@ -113,21 +113,25 @@ def generator_output(ids: Sequence[TrajectoryID], finished: Sequence[_TimedRollo
 
     The last row of a rollout has its reward. Raises BackendError when each prompt has a failed rollout.
     """
-    failed = {each.instance_id for each, (rollout, _) in zip(ids, finished, strict=True) if rollout is None}
-    if failed.issuperset(each.instance_id for each in ids):
+    failed = {
+        trajectory_id.instance_id
+        for trajectory_id, (rollout, _) in zip(ids, finished, strict=True)
+        if rollout is None
+    }
+    if failed.issuperset(trajectory_id.instance_id for trajectory_id in ids):
         raise BackendError(
             f"no prompt is left to train on: each of the {len(failed)} has a rollout that failed because of a "
             "server, a sandbox or the configuration; fix what the warnings above report (details: understudy show "
             "--dir ROLLOUT_DIRECTORY), then start the training again"
         )
     rows: list[tuple[verl.VerlRow, float, TrajectoryID, bool, float, str]] = []
-    for each, (rollout, seconds) in zip(ids, finished, strict=True):
-        if rollout is None or each.instance_id in failed:
-            rows.append((_EMPTY_ROW, 0.0, each, True, seconds, "error"))
+    for trajectory_id, (rollout, seconds) in zip(ids, finished, strict=True):
+        if rollout is None or trajectory_id.instance_id in failed:
+            rows.append((_EMPTY_ROW, 0.0, trajectory_id, True, seconds, "error"))
             continue
         *others, last = [verl.row(sequence) for sequence in rollout.sequences]
-        rows += [(row, 0.0, each, False, seconds, "complete") for row in others]
-        rows.append((last, rollout.reward, each, True, seconds, "complete"))
+        rows += [(row, 0.0, trajectory_id, False, seconds, "complete") for row in others]
+        rows.append((last, rollout.reward, trajectory_id, True, seconds, "complete"))
     return GeneratorOutput(
         prompt_token_ids=[row.prompt for row, *_ in rows],
         response_ids=[row.response for row, *_ in rows],
@@ -136,7 +140,7 @@ def generator_output(ids: Sequence[TrajectoryID], finished: Sequence[_TimedRollo
         stop_reasons=[reason for *_, reason in rows],
         rollout_metrics={"generate/num_masked_prompts": len(failed)},
         rollout_logprobs=[row.logprobs or [] for row, *_ in rows],
-        trajectory_ids=[each for _, _, each, *_ in rows],
+        trajectory_ids=[trajectory_id for _, _, trajectory_id, *_ in rows],
         trajectory_generation_times=[seconds for *_, seconds, _ in rows],
         trajectory_time_splits=None,
         rollout_expert_indices=None,

@@ -139,8 +139,8 @@ def _sampler(args: Any, session: str | None, sampling: Mapping[str, Any], aborte
             aborted.set()
         sampled = meta.get("output_token_logprobs") or []
         return BridgeResponse(
-            ids=[int(each[1]) for each in sampled],
-            logprobs=[float(each[0]) for each in sampled],
+            ids=[int(token[1]) for token in sampled],
+            logprobs=[float(token[0]) for token in sampled],
             stopped=finish == "stop",
             aborted=finish == "abort",
         )

@@ -246,7 +246,7 @@ def _row(rollout: TrainingRollout | None, blank: int) -> dict[str, Any]:
         sequence = TokenSequence(token_ids=(blank, blank), loss_mask=(0, 1), logprobs=(0.0, 0.0))
         row = replace(verl.row(sequence), mask=[0])
     else:
-        row = verl.row(max(rollout.sequences, key=lambda each: each.sampled))
+        row = verl.row(max(rollout.sequences, key=lambda sequence: sequence.sampled))
     return {
         "prompt_ids": row.prompt,
         "completion_ids": row.response,

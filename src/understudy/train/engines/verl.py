@@ -54,9 +54,11 @@ def row(sequence: TokenSequence) -> VerlRow:
 
 def rows(rollout: TrainingRollout, lengths: VerlLengths, left_out: Counter[str]) -> list[VerlRow]:
     """Return the sequences of a rollout that fit in `lengths`; the others are counted in `left_out`."""
-    divided = [row(each) for each in rollout.sequences if any(each.loss_mask)]
+    divided = [row(sequence) for sequence in rollout.sequences if any(sequence.loss_mask)]
     fitting = [
-        each for each in divided if len(each.prompt) <= lengths.prompt and len(each.response) <= lengths.response
+        verl_row
+        for verl_row in divided
+        if len(verl_row.prompt) <= lengths.prompt and len(verl_row.response) <= lengths.response
     ]
     if len(fitting) < len(divided):
         left_out[TOO_LONG] += len(divided) - len(fitting)
@@ -83,19 +85,19 @@ def outputs(
             f"data.max_prompt_length {lengths.prompt} and data.max_response_length {lengths.response}; raise "
             "these settings of verl"
         )
-    if any(each.logprobs is None for each in fitting):
+    if any(verl_row.logprobs is None for verl_row in fitting):
         raise ConfigError(
             f"{rollout.rollout_id}: sequences without logprobs, which verl needs; collect rollouts "
             'with tokens = "exact" in the gateway\'s configuration'
         )
     return [
         AgentLoopOutput(
-            prompt_ids=each.prompt,
-            response_ids=each.response,
-            response_mask=each.mask,
-            response_logprobs=each.logprobs,
+            prompt_ids=verl_row.prompt,
+            response_ids=verl_row.response,
+            response_mask=verl_row.mask,
+            response_logprobs=verl_row.logprobs,
             reward_score=rollout.reward,
-            num_turns=_turns(each.mask),
+            num_turns=_turns(verl_row.mask),
             metrics=AgentLoopMetrics(generate_sequences=seconds),
             extra_fields={
                 "min_global_steps": steps[0],
@@ -107,7 +109,7 @@ def outputs(
                 "rollout_id": rollout.rollout_id,
             },
         )
-        for each in fitting
+        for verl_row in fitting
     ]
 
 
@@ -140,14 +142,14 @@ def data_proto(
     attention = torch.zeros((len(rows), lengths.prompt + lengths.response), dtype=torch.long)
     mask = torch.zeros(size, dtype=torch.long)
     logprobs, scores = torch.zeros(size), torch.zeros(size)
-    exact = all(each.logprobs is not None for _, _, each in rows)
-    for at, (_, rollout, each) in enumerate(rows):
-        before, after = len(each.prompt), len(each.response)
-        prompts[at, lengths.prompt - before :] = torch.tensor(each.prompt, dtype=torch.long)
-        responses[at, :after] = torch.tensor(each.response)
+    exact = all(verl_row.logprobs is not None for _, _, verl_row in rows)
+    for at, (_, rollout, verl_row) in enumerate(rows):
+        before, after = len(verl_row.prompt), len(verl_row.response)
+        prompts[at, lengths.prompt - before :] = torch.tensor(verl_row.prompt, dtype=torch.long)
+        responses[at, :after] = torch.tensor(verl_row.response)
         attention[at, lengths.prompt - before : lengths.prompt + after] = 1
-        mask[at, :after] = torch.tensor(each.mask)
-        logprobs[at, :after] = torch.tensor(each.logprobs or [0.0] * after)
+        mask[at, :after] = torch.tensor(verl_row.mask)
+        logprobs[at, :after] = torch.tensor(verl_row.logprobs or [0.0] * after)
         scores[at, after - 1] = rollout.reward
     tensors = {
         "prompts": prompts,
@@ -165,7 +167,7 @@ def data_proto(
         "uid": [names[rollout.rollout_id] for _, rollout, _ in rows],
         "key": [key for key, _, _ in rows],
         "rollout_id": [rollout.rollout_id for _, rollout, _ in rows],
-        "__num_turns__": [_turns(each.mask) for _, _, each in rows],
+        "__num_turns__": [_turns(verl_row.mask) for _, _, verl_row in rows],
     }
     return DataProto.from_dict(
         tensors=tensors, non_tensors={name: numpy.array(values, dtype=object) for name, values in extra.items()}
@@ -177,8 +179,8 @@ def _rows_with_keys(
 ) -> Iterator[tuple[str, TrainingRollout, VerlRow]]:
     for group in groups:
         for session, rollout in enumerate(group.rollouts):
-            for index, each in enumerate(rows(rollout, lengths, left_out)):
-                yield f"{group.name or group.task_id}_{session}_{index}", rollout, each
+            for index, verl_row in enumerate(rows(rollout, lengths, left_out)):
+                yield f"{group.name or group.task_id}_{session}_{index}", rollout, verl_row
 
 
 def _turns(mask: list[int]) -> int:

@@ -72,7 +72,7 @@ async def running_tasks(*work: Awaitable[Any]) -> AsyncGenerator[list[asyncio.Fu
 
     Tasks that are still running at the end of the block are cancelled and awaited.
     """
-    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(each) for each in work]
+    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         yield tasks
     finally:
@@ -387,7 +387,11 @@ class Loop:
         """Evaluate on the held-out tasks after a step, if that is due and not done yet."""
         config = self.config
         due = number in (0, config.steps) or (config.eval_every > 0 and number % config.eval_every == 0)
-        if not self._eval_tasks or not due or any(each.step == number for each in self.state.evaluations):
+        if (
+            not self._eval_tasks
+            or not due
+            or any(evaluation.step == number for evaluation in self.state.evaluations)
+        ):
             return
         self._stop_if_draining()
         self._activity = f"evaluating {self.state.version}"
@@ -416,10 +420,12 @@ class Loop:
             step=number,
             version=self.state.version,
             run=self.directory.relative(directory),
-            solved=sum(each.solved for each in figures.values()),
-            total=sum(each.graded for each in figures.values()),
-            failed=sum(each.failed for each in figures.values()),
-            tasks={task: (each.solved, each.graded) for task, each in sorted(figures.items())},
+            solved=sum(task_figures.solved for task_figures in figures.values()),
+            total=sum(task_figures.graded for task_figures in figures.values()),
+            failed=sum(task_figures.failed for task_figures in figures.values()),
+            tasks={
+                task: (task_figures.solved, task_figures.graded) for task, task_figures in sorted(figures.items())
+            },
             seconds=round(time.monotonic() - began, 3),
         )
         self._evaluating = None

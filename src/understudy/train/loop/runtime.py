@@ -309,7 +309,10 @@ def _with_current_database(state: LoopState, waves: Store | None, root: Path) ->
             f"the loop in {root} keeps its rollouts in a database; give --store '{state.database.url}', with "
             "the password where it needs one"
         )
-    started_runs = [*(each.run for each in state.evaluations), *(step.run for step in state.published())]
+    started_runs = [
+        *(evaluation.run for evaluation in state.evaluations),
+        *(step.run for step in state.published()),
+    ]
     if started_runs and waves.runs.of_wave(f"{state.database.loop}/{started_runs[0]}") is None:
         raise ConfigError(
             f"--store: {waves.location} has no rollouts of the loop in {root}; give the database that has "
@@ -323,7 +326,7 @@ def summary_of(
 ) -> LoopSummary:
     """Return the summary of a loop from its state."""
     finished = [step for step in state.steps if step.phase == "published"]
-    evaluated = [each for each in state.evaluations if each.total]
+    evaluated = [evaluation for evaluation in state.evaluations if evaluation.total]
     gain = None
     if len(evaluated) > 1:
         first, last = evaluated[0], evaluated[-1]
@@ -340,7 +343,8 @@ def summary_of(
         skipped=state.skipped(),
         refused_tasks=state.refused,
         evaluations=tuple(
-            msgspec.convert(each, EvaluationSummary, from_attributes=True) for each in state.evaluations
+            msgspec.convert(evaluation, EvaluationSummary, from_attributes=True)
+            for evaluation in state.evaluations
         ),
         gain=gain,
         stopped=stopped,
@@ -356,7 +360,7 @@ def model_digest(model: Path) -> str:
     """
     digest = hashlib.sha256()
     try:
-        for path in sorted(each for each in model.iterdir() if each.is_file()):
+        for path in sorted(entry for entry in model.iterdir() if entry.is_file()):
             if path.name in _DIGESTED_FILES:
                 digest.update(path.name.encode() + path.read_bytes())
             elif path.suffix in (".safetensors", ".bin"):

@@ -397,7 +397,7 @@ class LoopDirectory:
                 f"{self.root} holds {_OTHER_CONTENTS[other]} ({other}), not a loop; give another --output-dir"
             )
         if existing is not None:
-            before, now = (msgspec.to_builtins(each) for each in (existing, config))
+            before, now = (msgspec.to_builtins(settings) for settings in (existing, config))
             differing = [key for key in now if key not in CHANGEABLE_SETTINGS and before.get(key) != now[key]]
             if differing:
                 differences = _describe_differences(differing, before, now)
@@ -504,9 +504,11 @@ def removable(directory: LoopDirectory, state: LoopState, keep: int) -> list[Pat
     """
     trained = {step.version: step.step for step in state.published() if step.weights is not None}
     ranked = [state.version]
-    tried = [each for each in state.evaluations if each.version in trained and each.total]
+    tried = [evaluation for evaluation in state.evaluations if evaluation.version in trained and evaluation.total]
     if tried:
-        ranked.append(max(tried, key=lambda each: (each.solved / each.total, each.step)).version)
+        ranked.append(
+            max(tried, key=lambda evaluation: (evaluation.solved / evaluation.total, evaluation.step)).version
+        )
     ranked += sorted(trained, key=lambda version: -trained[version])
     retained = list(dict.fromkeys(ranked))[: max(1, keep)]
     weights = (directory.weights(number) for version, number in trained.items() if version not in retained)

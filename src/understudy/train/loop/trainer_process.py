@@ -81,8 +81,8 @@ def main(arguments: list[str]) -> int:
         _send_error(output, error, "--options")
         return 2
     parameters: list[Any] = list(updater.model.parameters())
-    parameter_count = sum(each.numel() for each in parameters)
-    trained = sum(each.numel() for each in parameters if each.requires_grad)
+    parameter_count = sum(parameter.numel() for parameter in parameters)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     _send(output, TrainerReady(True, updater.step, parameter_count, trained, str(updater.device)))
     while True:
         line = commands.get()

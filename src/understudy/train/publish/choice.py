@@ -44,8 +44,8 @@ def make_publisher(
     kind = _DISK_PUBLISHERS.get(server)
     transfers = (server, method) == ("vllm", "transfer")
     if kind is None or not urls or not (transfers or method in kind.methods):
-        methods = [(name, each) for name, kind_ in _DISK_PUBLISHERS.items() for each in kind_.methods]
-        supported = ", ".join(f"{name} by {each}" for name, each in sorted([*methods, ("vllm", "transfer")]))
+        methods = [(name, method) for name, kind_ in _DISK_PUBLISHERS.items() for method in kind_.methods]
+        supported = ", ".join(f"{name} by {method}" for name, method in sorted([*methods, ("vllm", "transfer")]))
         raise ConfigError(
             f"cannot publish weights to {len(urls)} server(s) of the kind {server} by {method}; choose a "
             f"supported way: {supported}"
@@ -84,16 +84,16 @@ class MultiPublisher:
         """See Publisher. If one server fails, others may already have the new weights; publishing again fixes
         that.
         """
-        await self._gather([each.publish(weights, version) for each in self._publishers])
+        await self._gather([publisher.publish(weights, version) for publisher in self._publishers])
 
     async def current(self) -> str | None:
         """See Publisher. Also None if the servers have different versions."""
-        versions = await self._gather([each.current() for each in self._publishers])
+        versions = await self._gather([publisher.current() for publisher in self._publishers])
         return versions[0] if len(set(versions)) == 1 else None
 
     async def release(self) -> None:
         """See Publisher."""
-        await self._gather([each.release() for each in self._publishers])
+        await self._gather([publisher.release() for publisher in self._publishers])
 
     async def _gather(self, calls: Sequence[Any]) -> list[Any]:
         """Await all and return their results in order.
@@ -101,9 +101,9 @@ class MultiPublisher:
         Raises the exception of one that failed; BackendErrors of several servers are joined into one.
         """
         done = await asyncio.gather(*calls, return_exceptions=True)
-        failed = [each for each in done if isinstance(each, BaseException)]
+        failed = [outcome for outcome in done if isinstance(outcome, BaseException)]
         if not failed:
             return list(done)
-        if len(failed) == 1 or not all(isinstance(each, BackendError) for each in failed):
+        if len(failed) == 1 or not all(isinstance(error, BackendError) for error in failed):
             raise failed[0]
         raise BackendError("; ".join(map(str, failed))) from failed[0]

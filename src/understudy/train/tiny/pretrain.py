@@ -130,7 +130,7 @@ def batches(reader: PreTrainedTokenizerFast, seed: int, first: int, steps: int) 
         chosen = list(itertools.islice(diligent if step < _LAST_SHARE * steps else seldom, _BATCH * _POOL_BATCHES))
         if step + _POOL_BATCHES <= first:
             continue
-        pool = sorted((_encoded(reader, each) for each in chosen), key=lambda encoded: len(encoded[0]))
+        pool = sorted((_encoded(reader, text) for text in chosen), key=lambda encoded: len(encoded[0]))
         order = random.Random(seed + step).sample(range(_POOL_BATCHES), _POOL_BATCHES)
         for number in order[max(0, first - step) :]:
             yield _padded(pool[number * _BATCH : (number + 1) * _BATCH])
@@ -185,9 +185,9 @@ def losses(model: Qwen3ForCausalLM, batch: PretrainBatch) -> tuple[Tensor, Tenso
     # Attention is causal, so tokens never see the padding behind them: no attention mask is needed.
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(input_ids=batch.ids, use_cache=False).logits[:, :-1].float()
-    each = functional.cross_entropy(logits.transpose(1, 2), batch.ids[:, 1:], reduction="none")
+    token_losses = functional.cross_entropy(logits.transpose(1, 2), batch.ids[:, 1:], reduction="none")
     weights = batch.weights[:, 1:]
-    return (each * weights).sum(), functional.pad(each, (1, 0))
+    return (token_losses * weights).sum(), functional.pad(token_losses, (1, 0))
 
 
 def evaluate(
@@ -207,8 +207,8 @@ def evaluate(
             batch = _padded(rows[start : start + _BATCH])
             losses_.append(losses(model, batch)[1][batch.spoken])
     model.train()
-    each = torch.cat(losses_)
-    return {"nll": each.mean().item(), "likely": (each < math.log(2)).float().mean().item()}
+    token_losses = torch.cat(losses_)
+    return {"nll": token_losses.mean().item(), "likely": (token_losses < math.log(2)).float().mean().item()}
 
 
 def _print_line(line: str) -> None:
@@ -241,8 +241,8 @@ def pretrain(
         torch.optim.AdamW(others, lr=_LEARNING_RATE["others"], betas=(0.9, 0.95), weight_decay=0.0),
     ]
     schedules = [
-        torch.optim.lr_scheduler.LambdaLR(each, lambda step: _learning_rate_factor(step, steps))
-        for each in optimizers
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _learning_rate_factor(step, steps))
+        for optimizer in optimizers
     ]
     done = 0
     if resumes:
