@@ -18,6 +18,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     RowMapping,
+    Text,
     bindparam,
     delete,
     func,
@@ -430,8 +431,13 @@ def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed
         elif _content(before) != _content(values):
             changed += 1
     context.session.insert_many(_PUT_TURN, written)
-    for former, state_id in row.former_states.items():
-        _replace_turn(context, former, state_id)
+    if row.former_states:
+        # Hardly ever one of them is stored, so all are sought together.
+        is_former = turns.c.state_id.in_(json_values([*row.former_states], Text))
+        found = set(context.connection.execute(select(turns.c.state_id).where(is_former)).scalars())
+        for former, state_id in row.former_states.items():
+            if former in found:
+                _replace_turn(context, former, state_id)
     return TraceChanges(new, changed, len(row.turns) - new - changed)
 
 
