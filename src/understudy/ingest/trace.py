@@ -401,6 +401,7 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
     rendered: dict[int, list[Message]] = {}
     conversation = _PathMessages(trace, rendered)
     offered = OfferedTools(trace, rendered)
+    identity_of = state_ids_of(trace.trace_id)
     for turn in trace.turns:
         messages = conversation.messages(turn.context)
         shape = turn.shape or trace.shape
@@ -408,7 +409,7 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
         prompt = shape.system if shape.system is not None else system
         first: list[Message] = [] if prompt is None else [{"role": "system", "content": prompt}]
         yield TraceState(
-            state_id=state_id(trace.trace_id, turn.message_id),
+            state_id=identity_of(turn.message_id).hex(),
             trace_id=trace.trace_id,
             session_id=trace.session_id,
             message_id=turn.message_id,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
@@ -42,7 +42,7 @@ from understudy.ingest.trace import (
     TurnAction,
     TurnSignals,
     expand,
-    state_id,
+    state_ids_of,
 )
 from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl, parse_location
@@ -127,8 +127,9 @@ def trace_rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None
     nodes = _NodeTable(trace, contents)
     offered = OfferedTools(trace)
     unlogged = UnloggedTools.of(trace, offered)
+    identity_of = state_ids_of(trace.trace_id)
     turns = [
-        _turn_row(trace, index, contents, nodes, offered)
+        _turn_row(trace, index, identity_of, contents, nodes, offered)
         for index in (range(len(trace.turns)) if wanted is None else wanted)
     ]
     row = TraceRow(
@@ -148,8 +149,8 @@ def trace_rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None
         nodes=nodes.rows,
         turns=turns,
         former_states={
-            state_id(former, trace.turns[turn.position].message_id): turn.state_id
-            for former in trace.former_ids
+            former_identity_of(trace.turns[turn.position].message_id).hex(): turn.state_id
+            for former_identity_of in map(state_ids_of, trace.former_ids)
             for turn in turns
         },
         tools_source=unlogged.source,
@@ -160,7 +161,12 @@ def trace_rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None
 
 
 def _turn_row(
-    trace: Trace, index: int, contents: _ContentTable, nodes: _NodeTable, offered: OfferedTools
+    trace: Trace,
+    index: int,
+    identity_of: Callable[[str], bytes],
+    contents: _ContentTable,
+    nodes: _NodeTable,
+    offered: OfferedTools,
 ) -> TurnRow:
     turn = trace.turns[index]
     shape = turn.shape
@@ -172,7 +178,7 @@ def _turn_row(
         signals["interrupted"] = int(turn.signals.interrupted)
     size = (nodes.shape_size if shape is None else shape_size(shape)).plus(nodes.size(context))
     return TurnRow(
-        state_id=state_id(trace.trace_id, turn.message_id),
+        state_id=identity_of(turn.message_id).hex(),
         position=index,
         message_id=storable(turn.message_id),
         node=context,
