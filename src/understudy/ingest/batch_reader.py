@@ -31,13 +31,15 @@ from understudy.ingest.log_reader import garbage_collection_paused
 from understudy.ingest.model_families import model_family
 from understudy.ingest.redaction import redact_trace
 from understudy.ingest.signals.annotate import annotate
-from understudy.ingest.state_files import JsonlSink, ParquetSink, SpoolSink
 from understudy.ingest.trace import Message, Trace, TraceRenderer, TurnAction, state_ids_of, text_of
 from understudy.redact.report import ReportPlace
 from understudy.types import WORK_ROLES
 
 if TYPE_CHECKING:
+    from understudy.ingest.state_files import JsonlSink, ParquetSink, SpoolSink
     from understudy.redact.redactor import Redactor
+
+    StateSink = JsonlSink | ParquetSink | SpoolSink
 
 ID_BYTES = 16
 
@@ -150,14 +152,10 @@ class IngestSummary(Struct):
         return dropped
 
 
-StateSink = JsonlSink | ParquetSink | SpoolSink
-"""Where states go."""
-
 _UNIT = 8 << 20  # small batches are read together, up to this many bytes in one call
 _LOOK_S = 0.2
 
 Form = Literal["lines", "parquet", "rows"]
-_SINKS: dict[Form, Callable[[Path], StateSink]] = {"lines": JsonlSink, "parquet": ParquetSink, "rows": SpoolSink}
 
 
 class IngestProgress(Struct):
@@ -435,11 +433,24 @@ def _work(
     done: Callable[[LogBatch], None] = lambda _: None,
 ) -> list[BatchResult]:
     reads: list[BatchResult] = []
-    with closing(_SINKS[job.form](part)) if part and job.form else nullcontext() as sink:
+    with closing(_sink(job.form, part)) if part and job.form else nullcontext() as sink:
         for batch in unit:
             reads.append(read_batch(batch, job, sink, tick))
             done(batch)
     return reads
+
+
+def _sink(form: Form, part: Path) -> StateSink:
+    """Return the writer of a part file."""
+    # Imported here because it imports the store, which takes longer than counting the states of many logs.
+    from understudy.ingest import state_files
+
+    sinks: dict[Form, Callable[[Path], StateSink]] = {
+        "lines": state_files.JsonlSink,
+        "parquet": state_files.ParquetSink,
+        "rows": state_files.SpoolSink,
+    }
+    return sinks[form](part)
 
 
 def _units(batches: Iterable[LogBatch]) -> Iterator[list[LogBatch]]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from understudy import __version__
 from understudy.errors import ConfigError
@@ -30,7 +30,6 @@ from understudy.ingest.batch_reader import (
     ID_BYTES,
     BatchResult,
     IngestJob,
-    IngestProgress,
     IngestSummary,
     Kind,
     ProgressCallback,
@@ -38,9 +37,9 @@ from understudy.ingest.batch_reader import (
     read_batches,
     signals_blocked,
 )
-from understudy.ingest.formats.base import LogFormat
-from understudy.ingest.formats.registry import LogBatch, group_batches
-from understudy.ingest.log_files import INSIDE, LogFile, walk_logs
+from understudy.ingest.formats.registry import LogBatch
+from understudy.ingest.found_logs import FoundLogs
+from understudy.ingest.log_files import INSIDE
 from understudy.ingest.state_files import ParquetWriter, PrivateFile, load_spool, part_path, writing
 from understudy.ingest.trace_store import storable
 from understudy.redact.betterleaks import is_installed
@@ -246,65 +245,6 @@ _SUFFIX = ".understudy-part"
 _LOCK = "lock"
 
 
-class FoundLogs(Struct):
-    """The logs below some paths. `skipped` counts the other files by reason, `errors` has texts of errors."""
-
-    batches: list[LogBatch]
-    files: int
-    skipped: Counter[str] = field(default_factory=Counter[str])
-    errors: list[str] = field(default_factory=list[str])
-
-
-def find_logs(
-    paths: Sequence[Path], only: LogFormat | None, output: Path | None, report: ProgressCallback
-) -> FoundLogs:
-    """Find the logs at and below the paths.
-
-    `only` restricts them to one format; files that were named themselves are then read in this format without
-    detection. Raises ConfigError when a path cannot be read, or `output` is one of the logs.
-    """
-    skipped: Counter[str] = Counter()
-    errors: list[str] = []
-    progress = IngestProgress()
-    named_paths = {str(path.absolute()) for path in paths if path.is_file() and path.suffix.lower() != ".zip"}
-    own = _inode(output) if output else None
-
-    def seen() -> Iterator[LogFile]:
-        for file in walk_logs(paths, skipped, errors):
-            if own is not None and _inode(Path(file.path.partition(INSIDE)[0])) == own:
-                raise ConfigError(f"--output: {output} is one of the logs to read; choose another output file")
-            progress.files += 1
-            report(progress)
-            yield file
-
-    if only is None:
-        groups = group_batches(seen(), skipped, errors=errors)
-        return FoundLogs(groups, progress.files, skipped, errors)
-    named: list[LogFile] = []
-    others: list[LogFile] = []
-    for file in seen():
-        (named if str(Path(file.path).absolute()) in named_paths else others).append(file)
-    groups = {batch.key: batch for batch in group_batches(named, skipped, only, errors)}
-    for batch in group_batches(others, skipped, errors=errors):
-        if batch.format.name != only.name:
-            skipped["other_format"] += len(batch.files)
-        elif batch.key in groups:
-            groups[batch.key].files.extend(batch.files)
-        else:
-            groups[batch.key] = batch
-    return FoundLogs(list(groups.values()), progress.files, skipped, errors)
-
-
-def count_states(logs: FoundLogs, selection: StateSelection, jobs: int, report: ProgressCallback) -> IngestSummary:
-    """Count the selected states without writing anything."""
-    total = IngestSummary(skipped=logs.skipped.copy(), errors=[*logs.errors])
-    progress = _progress(logs)
-    seen: set[bytes] = set()
-    for read, _ in read_batches(logs.batches, IngestJob(selection), jobs, None, progress, report):
-        total.add(read, seen)
-    return total
-
-
 # --- into a file ---------------------------------------------------------------------------------------
 
 
@@ -347,7 +287,7 @@ def collect_to_file(
     with _workplace(output.parent, f".{output.name[:100]}.") as directory:
         whole = directory / _WHOLE
         with closing(ParquetWriter(whole) if job.form == "parquet" else PrivateFile(whole)) as file:
-            progress = _progress(logs)
+            progress = logs.progress()
             fresh = [batch for batch, _, earlier in plan if earlier is None]
             progress.read = progress.total - sum(len(batch.files) for batch in fresh)
             with closing(read_batches(fresh, job, jobs, directory, progress, report)) as reading:
@@ -430,7 +370,7 @@ def collect_to_store(
         total = IngestSummary(skipped=logs.skipped.copy(), errors=[*logs.errors])
         fresh: list[LogBatch] = []
         sources: list[list[LogSource]] = []
-        progress = _progress(logs)
+        progress = logs.progress()
         for batch in logs.batches:
             files = _identities(batch)
             of_batch = [] if files is None else sources_of(batch, files, job)
@@ -475,10 +415,6 @@ def _make(directory: Path) -> None:
 # --- both ----------------------------------------------------------------------------------------------
 
 
-def _progress(logs: FoundLogs) -> IngestProgress:
-    return IngestProgress(files=logs.files, total=sum(len(batch.files) for batch in logs.batches))
-
-
 @contextmanager
 def _workplace(parent: Path, prefix: str) -> Generator[Path]:
     """Make a temporary directory for part files, removed afterwards.
@@ -514,11 +450,3 @@ def _sweep(parent: Path, prefix: str) -> None:
                 shutil.rmtree(left)
         except (ConfigError, OSError):
             continue  # in use, or not ours to remove; either way this run uses a directory of its own
-
-
-def _inode(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None

@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import time
 import zipfile
 from contextlib import suppress
@@ -385,3 +386,9 @@ def test_of_very_many_damaged_files_the_first_errors_are_printed(tmp_path: Path)
     printed = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert [name in line for name, line in zip(("00x", "01x"), printed, strict=False)] == [True, True]
     assert len([line for line in printed if "zip archive" in line]) == 20
+
+
+def test_counting_states_imports_no_store() -> None:
+    """The store's libraries take longer to import than many logs take to count."""
+    code = "import sys; from understudy.ingest import found_logs; assert 'sqlalchemy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,8 +17,7 @@ from understudy.errors import ConfigError
 from understudy.util.processes import available_cpus
 
 if TYPE_CHECKING:
-    from understudy.ingest.batch_reader import IngestSummary
-    from understudy.ingest.collect import IngestProgress
+    from understudy.ingest.batch_reader import IngestProgress, IngestSummary
     from understudy.ingest.verify import VerifyReport
     from understudy.store.address import StoreLocation
 
@@ -108,13 +107,10 @@ def ingest(
     reads only new or changed logs.
     """
     from understudy.ingest.batch_reader import StateSelection
-    from understudy.ingest.collect import collect_to_file, collect_to_store, count_states, find_logs
     from understudy.ingest.formats.base import timestamp_seconds
     from understudy.ingest.formats.registry import format_named
+    from understudy.ingest.found_logs import count_states, find_logs
     from understudy.ingest.log_files import MOST_ERRORS
-    from understudy.ingest.state_files import require_pyarrow
-    from understudy.ingest.verify import verify as verify_logs
-    from understudy.store.address import parse_location
 
     dry_run, verify = count_only is True, count_only is False
     if output is not None and directory is not None:
@@ -125,6 +121,8 @@ def ingest(
             "and `understudy export` redacts them"
         )
     if output is not None and output.suffix == ".parquet" and not dry_run:
+        from understudy.ingest.state_files import require_pyarrow
+
         require_pyarrow(output)
     begin = timestamp_seconds(since)
     if since is not None and begin is None:
@@ -150,7 +148,7 @@ def ingest(
         output = directory = None
     elif output is None and directory is None:
         directory = _DEFAULT_STORE
-    location = None if directory is None else parse_location(directory)
+    location = None if directory is None else _location(directory)
     try:
         logs = find_logs(paths, log_format, output, progress)
         if not logs.batches:
@@ -161,6 +159,8 @@ def ingest(
                 "zip, or name the --format of a file"
             )
         if verify:
+            from understudy.ingest.verify import verify as verify_logs
+
             report = verify_logs(
                 logs.batches, lambda read: progress_line.show(f"checked {read} of {logs.files} files")
             )
@@ -169,8 +169,12 @@ def ingest(
             _print_report(report, json_)
             return
         if output is not None:
+            from understudy.ingest.collect import collect_to_file
+
             counts = collect_to_file(logs, selection, output, jobs, progress, _key() if redact else None)
         elif location is not None:
+            from understudy.ingest.collect import collect_to_store
+
             counts = collect_to_store(logs, selection, location, jobs, progress)
         else:
             counts = count_states(logs, selection, jobs, progress)
@@ -186,6 +190,12 @@ def ingest(
     finally:
         progress_line.end(keep=False)
     _print_summary(counts, output, location, redact, json_)
+
+
+def _location(directory: str) -> StoreLocation:
+    from understudy.store.address import parse_location
+
+    return parse_location(directory)
 
 
 def _key() -> bytes:
