@@ -1,14 +1,17 @@
 """How many tokens the embedded server computes in a second of CPU time, beside what the processor could do.
 
-    python bench/serving.py [--json FILE]
+    python bench/serving.py [--vllm PYTHON] [--json FILE]
 
 Models of two shapes: `tiny` as shipped, and random weights in the shape of SmolLM2-135M. Sequences of 600 tokens
 are decoded 1, 8 and 24 at a time, and a prompt of 512 tokens is computed: with torch's own linear layers, and for
 the large model, whose layers the server packs, with packed ones. One thread, the best of three rounds.
 
+`--vllm` gives the Python of an environment with vLLM for CPUs, the peer, which decodes with the large model in
+float32.
+
 The limits are of the same core in the same run: how fast it reads memory (a step reads all weights once, and all
-keys and values of its sequences), and how fast the better of both kinds of layer
-multiplies large matrices in float32.
+keys and values of its sequences), and how fast the better of both kinds of layer multiplies large matrices in
+float32.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -115,6 +119,15 @@ def roof(module: Any, parameters: int, bound: dict[str, float]) -> dict[str, flo
     return found | {f"a prompt of {PROMPT}": bound["flop_per_s"] / (2 * parameters)}
 
 
+def vllm_figures(python: Path, model: Path) -> dict[str, float]:
+    """What vLLM decodes with a model: tokens per second of CPU time."""
+    script = Path(__file__).parent / "serving_parts" / "vllm_peer.py"
+    command = [python, script, model, CONTEXT, 16, *BATCHES]
+    done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=True)
+    decoded: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return {f"decoded {batch} at a time": tokens for batch, tokens in decoded.items()}
+
+
 def models(directory: Path) -> dict[str, tuple[Path, int]]:
     """The directories of the models, and how many steps are timed."""
     large = directory / "smollm2"
@@ -128,6 +141,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=RESULTS, help="write the figures here")
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="measure vLLM of this environment too")
     options = parser.parse_args()
     torch.set_num_threads(1)
     bound = limits()
@@ -144,13 +158,15 @@ def main() -> None:
             if name != TINY:
                 pack_linear_layers(module)
                 table["packed layers"] = figures(module, steps)
+                if options.vllm:
+                    table["vLLM"] = vllm_figures(options.vllm, path)
             result[name] = table
             print(f"\n{name}: tokens per second of CPU time, share of the limit")
             for what, most in table["limit"].items():
                 cells = [
                     f"{kind}: {values[what]:,.0f} ({values[what] / most:.0%})"
                     for kind, values in table.items()
-                    if kind != "limit"
+                    if kind != "limit" and what in values
                 ]
                 print(f"  {what:<22} {', '.join(cells)}; limit {most:,.0f}")
     options.json.parent.mkdir(parents=True, exist_ok=True)
