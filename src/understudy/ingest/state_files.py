@@ -7,7 +7,6 @@ type fits all schemas.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
@@ -28,7 +27,7 @@ from understudy.store.contents import Packer
 from understudy.store.sessions import LogSource, PackedTrace, SessionRepository, TraceChanges, TurnSelection
 from understudy.types import SCHEMA
 from understudy.util.arrow import Columns, column_table, column_type
-from understudy.util.files import atomic_path
+from understudy.util.files import atomic_path, write_remedy
 
 if TYPE_CHECKING:
     from understudy.redact.redactor import Redactor
@@ -74,7 +73,7 @@ def writing(path: Path) -> Generator[None]:
             f"{path} cannot be written: there is no directory {path.parent}; create it first"
         ) from error
     except OSError as error:
-        remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check its permissions"
+        remedy = write_remedy(error, "check its permissions")
         raise ConfigError(f"{path} cannot be written: {error.strerror}; {remedy}, or write elsewhere") from error
 
 

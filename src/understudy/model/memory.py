@@ -100,8 +100,8 @@ def read_shape(directory: Path) -> ModelShape:
             weight_bytes += count * size
     if not parameters:
         raise ConfigError(
-            f"{directory} has no *.safetensors, from which the size of the weights is computed; give a model's "
-            "directory"
+            f"{directory} has no weights in *.safetensors, from which their size is computed; give the directory "
+            "of a model in the format of transformers, with config.json and *.safetensors"
         )
     return ModelShape(
         parameters=parameters,

@@ -116,9 +116,11 @@ class RayGraders:
         try:
             output: bytes = await asyncio.wrap_future(actor.grade.remote(content).future())
         except self._ray.exceptions.RayError as error:
+            lost = isinstance(error, self._ray.exceptions.RayActorError)
+            problem = f"Ray lost the actors that graded its patch, {_RETRIES + 1} times" if lost else "Ray failed"
             raise GraderError(
-                f"Ray lost the actor that graded it {_RETRIES + 1} times: {visible_line(str(error))}; check the "
-                "cluster's nodes, then run the same command again"
+                f"task {request.task.instance_id}: {problem}: {visible_line(str(error))}; check the cluster's "
+                "nodes (ray status), then run the same command again"
             ) from error
         reply = msgspec.msgpack.decode(output, type=_GradingReply)
         if reply.verdict is None:

@@ -136,6 +136,14 @@ def unpack_ids(ids: Ids, count: int) -> tuple[int, ...]:
         raise StoreError(f"the store is damaged: token ids: {error}; restore it from a copy") from error
 
 
+def _is_packable(value: Any) -> bool:
+    try:
+        struct.pack("<d", value)
+    except struct.error:
+        return False
+    return True
+
+
 def pack_logprobs(values: Sequence[float]) -> bytes:
     """Pack logprobs without loss: as float32 if all are exactly representable (as from model servers), else as
     float64.
@@ -146,9 +154,10 @@ def pack_logprobs(values: Sequence[float]) -> bytes:
     try:
         exact = struct.pack(f"<{size}d", *values)
     except struct.error as error:
+        number, value = next((n, value) for n, value in enumerate(values) if not _is_packable(value))
         raise StoreError(
-            f"invalid logprobs of a call: {error}, expected numbers; please report it, or correct the backend if "
-            "it is a plugin of your own"
+            f"invalid logprobs of a call: logprob {number} is {str(value)[:40]!r}, expected a number; please "
+            "report it, or correct the backend if it is a plugin of your own"
         ) from error
     try:
         short = struct.pack(f"<{size}f", *values)

@@ -25,6 +25,7 @@ from understudy.errors import TaskError
 from understudy.sandbox.base import Completed, Sandboxes, SandboxLimits, SandboxSpec
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.materialise import extract, read_text
+from understudy.util.files import write_remedy
 
 _UNSUPPORTED_HINT = "unsupported in a local sandbox; use --sandbox docker"
 
@@ -329,7 +330,8 @@ def _make_directory(path: Path, tree: Path, where: str) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TaskError(
-            f"{where}: {path.relative_to(tree)} cannot be created: {error.strerror}; use another target"
+            f"{where}: the directory {path.relative_to(tree)} cannot be created: {error.strerror}; "
+            f"{write_remedy(error, 'use another target')}"
         ) from error
 
 

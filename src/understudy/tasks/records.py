@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from understudy.config import ANY_DIRECTORY, any_directory_allowed, cache_dir
 from understudy.errors import ConfigError, TaskError
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Sdist, SuiteChecks, Task
-from understudy.util.files import atomic_write
+from understudy.util.files import atomic_write, write_remedy
 from understudy.util.text import closest
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
@@ -231,7 +231,7 @@ def dump(tasks: Iterable[Task], path: Path) -> None:
         atomic_write(path, content, fsync=True, mode=0o644)
     except OSError as error:
         raise ConfigError(
-            f"{path}: tasks cannot be written: {error.strerror}; choose another path, or free some disk space"
+            f"{path}: tasks cannot be written: {error.strerror}; {write_remedy(error, 'choose another path')}"
         ) from error
 
 

@@ -461,12 +461,17 @@ def load_rows(
         if any(key in row for key in ("instruction", "checks", "gold_patch")):
             task = records.record(row, where, base)
             if task.instance_id in tasks:
-                raise TaskError(f"{where}: instance_id: {task.instance_id!r} occurs twice; give each task its own")
+                raise TaskError(
+                    f"{where}: instance_id: {task.instance_id!r} occurs twice, a row before this one has it too; "
+                    "give each task an instance_id of its own"
+                )
         else:
             try:
                 task = task_of(row, choice)
                 if task.instance_id in tasks:
-                    raise TaskError("instance_id: occurs twice, so this row was left out; give each row its own")
+                    raise TaskError(
+                        "instance_id: occurs twice, so this row was left out; give each row one of its own"
+                    )
             except TaskError as error:
                 refused.append(RefusedRow(name[:150], where, str(error)))
                 continue

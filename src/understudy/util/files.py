@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
@@ -79,6 +80,16 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_remedy(error: OSError, otherwise: str) -> str:
+    """Return what to do about a file or directory that could not be written: if the disk is full, or a quota is
+    used up, to free some space, otherwise `otherwise`.
+    """
+    return "free some space there" if error.errno in _FULL else otherwise
 
 
 _CACHE_REMEDY = "set UNDERSTUDY_CACHE to a directory that you can write"

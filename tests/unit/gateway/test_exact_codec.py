@@ -429,7 +429,7 @@ async def test_chat_templates_are_read_from_files_or_the_tokenizer_config(tmp_pa
         ("tokenizer.json", "{", "invalid tokenizer.json"),
         ("tokenizer.json", '{"added_tokens": 5}', "invalid tokenizer.json"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json: invalid JSON object"),
-        ("chat_template.jinja", "{% if %}", "invalid chat template"),
+        ("chat_template.jinja", "a\n{% if %}", r"/.*: invalid chat template 'default': .* in line 2; expected"),
         ("chat_template.jinja", None, "has no chat template"),
     ],
 )

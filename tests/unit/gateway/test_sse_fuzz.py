@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from understudy.errors import BackendError
 from understudy.gateway.backends.anthropic import AnthropicRelay, with_model_name
 from understudy.gateway.backends.base import NativeRequest, NativeResponse
-from understudy.gateway.backends.http import EventSplitter, ServerSentEvent
+from understudy.gateway.backends.http import EVENT_LIMIT, EventSplitter, ServerSentEvent
 from understudy.gateway.session import GatewaySession
 from understudy.wire.anthropic import Anthropic, AnthropicWriter, MessageAssembly, to_events
 from understudy.wire.dialect import Branch
@@ -56,6 +56,11 @@ def split(parts: Sequence[bytes]) -> list[ServerSentEvent]:
     splitter = EventSplitter()
     events = [event for part in parts for event in splitter.feed(part)]
     return events + ([rest] if (rest := splitter.rest()) else [])
+
+
+def test_an_event_without_an_end_is_an_error_of_its_request() -> None:
+    with pytest.raises(BackendError, match="POST http://one/v1: invalid stream: one event has more than"):
+        EventSplitter("POST http://one/v1: ").feed(b"data: " + b"x" * EVENT_LIMIT)
 
 
 def meaning(events: Sequence[ServerSentEvent]) -> list[tuple[bytes, bytes]]:

@@ -111,6 +111,7 @@ def test_ingest_verify_reports_counts_and_exits_1_on_findings(tmp_path: Path) ->
         {"check": "unseen_citation", "source": str(file), "trace_id": "s1", "message_id": NEXT}
     ]
     assert "something else" not in bad.stdout + bad.stderr
-    refused = understudy("ingest", "--verify", str(file), "--output", str(tmp_path / "x.jsonl"))
-    assert refused.returncode != 0 and "--verify only checks logs and writes nothing" in refused.stderr
+    for option in (("--output", str(tmp_path / "x.jsonl")), ("--redact",)):
+        refused = understudy("ingest", "--verify", str(file), *option)
+        assert refused.returncode != 0 and "--verify only checks logs and writes nothing" in refused.stderr
     assert sorted(tmp_path.iterdir()) == [file]

@@ -149,6 +149,12 @@ def test_tokens_that_the_template_cannot_produce_are_refused(name: str) -> None:
         parse_prompt(TOKENIZER, TOKENIZER.encode(BROKEN[name]))
 
 
+def test_a_turn_without_an_end_is_named() -> None:
+    text = "<|im_start|>user\nx\n<|im_start|>assistant\n"
+    with pytest.raises(BackendError, match="turn 1: expected it to end with"):
+        parse_prompt(TOKENIZER, TOKENIZER.encode(text))
+
+
 @given(st.lists(st.integers(0, len(TOKENIZER.token_bytes) - 1), max_size=20))
 def test_any_tokens_are_unrendered_or_refused(ids: list[int]) -> None:
     with contextlib.suppress(BackendError):

@@ -491,3 +491,14 @@ def test_the_first_files_of_a_sandbox_get_their_directories(tmp_path: Path) -> N
         str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.glob("etc/**/*") if path.is_file()
     }
     assert contents == {"etc/deep/below/a": b"a", "etc/b": b"", "etc/c": b"c" * MIB}
+
+
+def test_a_directory_that_cannot_be_made_does_not_blame_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        with pytest.raises(SandboxError, match="/file/x in the sandbox: Not a directory; give a path") as caught:
+            files.make_directory(root, "/file/x", None)
+    finally:
+        os.close(root)
+    assert "space" not in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -60,6 +61,12 @@ def test_float32_logprobs_take_four_bytes(values: list[float]) -> None:
 def test_ids_that_are_no_ids_are_a_clear_error(bad: tuple[int, ...]) -> None:
     with pytest.raises(StoreError, match=r"invalid token ids: .*; expected integers"):
         pack_ids(bad)
+
+
+@pytest.mark.parametrize("bad", [None, "nan", 10**400])
+def test_logprobs_that_are_no_numbers_are_named(bad: Any) -> None:
+    with pytest.raises(StoreError, match=rf"logprob 1 is '{str(bad)[:40]}', expected a number"):
+        pack_logprobs([-0.5, bad, -1])
 
 
 def test_damaged_ids_are_a_clear_error() -> None:

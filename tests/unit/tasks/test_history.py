@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,13 @@ async def test_filters_and_hooks_of_the_repository_are_not_run(repository: Repos
     history.write_tree("HEAD", tmp_path / "tree")
     assert (tmp_path / "tree" / "tests" / "test_calc.py").exists()  # export-ignore is for archives
     assert history.commits() == [] and not marker.exists()
+
+
+def test_a_repository_that_lacks_objects_is_named(repository: Repository, tmp_path: Path) -> None:
+    blob = hashlib.sha1(f"blob {len(PROJECT)}\0{PROJECT}".encode()).hexdigest()
+    (repository.path / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    with pytest.raises(TaskError, match=f"{repository.path} lacks the object {blob}; .*git fetch --refetch"):
+        History(repository.path).write_tree("HEAD", tmp_path / "tree")
 
 
 async def test_links_out_of_the_tree_are_omitted_and_binary_changes_refused(

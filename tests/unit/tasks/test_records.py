@@ -153,7 +153,7 @@ def test_invalid_json_is_refused_with_its_line(tmp_path: Path, line: bytes) -> N
 
 
 def test_duplicate_ids_are_refused_and_equal_instructions_allowed(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r":2: instance_id: 'a-1' occurs twice"):
+    with pytest.raises(TaskError, match=r":2: instance_id: 'a-1' occurs twice, a row before this one has it"):
         load(written(tmp_path / "t.jsonl", raw(), raw(instruction="Other.")))
     assert len(load(written(tmp_path / "t.jsonl", raw(), raw(instance_id="b")))) == 2
 
@@ -178,3 +178,12 @@ def test_a_failed_dump_keeps_the_old_file(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.jsonl"]
     with pytest.raises(ConfigError, match="cannot be written"):
         records.dump([task()], tmp_path / "no" / "t.jsonl")
+
+
+def test_tasks_that_cannot_be_written_do_not_blame_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        ConfigError, match="tasks cannot be written: Not a directory; choose another path"
+    ) as caught:
+        records.dump([], tmp_path / "file" / "t.jsonl")
+    assert "space" not in str(caught.value)

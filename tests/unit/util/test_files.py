@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from understudy.errors import ConfigError
-from understudy.util.files import atomic_path, atomic_write, locked, share_lock, sync_tree
+from understudy.util.files import atomic_path, atomic_write, locked, share_lock, sync_tree, write_remedy
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path):
@@ -117,3 +118,16 @@ def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path):
         locked(tmp_path / "results" / ".lock", busy="in use", remedy="choose another"),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free some space there"),
+        (errno.EDQUOT, "free some space there"),
+        (errno.EACCES, "choose another"),
+        (errno.ENOTDIR, "choose another"),
+    ],
+)
+def test_space_is_the_remedy_only_where_it_is_used_up(number: int, remedy: str) -> None:
+    assert write_remedy(OSError(number, os.strerror(number)), "choose another") == remedy

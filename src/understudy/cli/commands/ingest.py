@@ -113,6 +113,8 @@ def ingest(
     from understudy.ingest.log_files import MOST_ERRORS
 
     dry_run, verify = count_only is True, count_only is False
+    if verify and (output is not None or directory is not None or redact):
+        raise ConfigError("--verify only checks logs and writes nothing; leave out --output, --dir and --redact")
     if output is not None and directory is not None:
         raise ConfigError("--output writes a file and --dir names a store; give only one of them")
     if redact and output is None and not dry_run:
@@ -142,8 +144,6 @@ def ingest(
         text = f"read {at.read} of {at.total} files, {at.written / 1e6:.0f} MB written"
         progress_line.show(text if at.total else f"looking for logs: {at.files} files")
 
-    if verify and (output is not None or directory is not None or redact):
-        raise ConfigError("--verify only checks logs and writes nothing; leave out --output, --dir and --redact")
     if dry_run or verify:
         output = directory = None
     elif output is None and directory is None:

@@ -47,9 +47,10 @@ class ServerSentEvent(Struct, frozen=True, gc=False):
 
 
 class EventSplitter:
-    """Splits a stream into events, whatever pieces it arrives in."""
+    """Splits a stream into events, whatever pieces it arrives in. `request` names the request in errors."""
 
-    def __init__(self) -> None:
+    def __init__(self, request: str = "") -> None:
+        self._request = request
         self._buffer = bytearray()
         self._returns = False
 
@@ -66,8 +67,8 @@ class EventSplitter:
         events = self._cut(searched) if self._returns else self._split(searched)
         if len(self._buffer) > EVENT_LIMIT:
             raise BackendError(
-                f"invalid stream: one event has more than {EVENT_LIMIT} bytes, the maximum; check that "
-                "base_url is the address of the model server"
+                f"{self._request}invalid stream: one event has more than {EVENT_LIMIT} bytes, the maximum; check "
+                "that base_url is the address of the model server"
             )
         return events
 
@@ -323,7 +324,7 @@ class HttpClient:
         Raises BackendError like `send`, and for a stream that breaks off, stalls or is too large; and whatever
         `take` raises.
         """
-        splitter = EventSplitter()
+        splitter = EventSplitter(f"{method} {url}: ")
         feed, has_key, kept = splitter.feed, self._address.has_key, 0
         with _RESPONSES.response() as count:
 

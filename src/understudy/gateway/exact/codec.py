@@ -61,22 +61,33 @@ class ChatTemplate:
 
     `variables` are set in every rendering (such as `bos_token`).
 
-    `mark` is applied to every text of a conversation but not to the template's own texts. Raises ConfigError for
-    an invalid template.
+    `mark` is applied to every text of a conversation but not to the template's own texts. `where` precedes the
+    error of an invalid template. Raises ConfigError for one.
     """
 
     def __init__(
-        self, sources: Mapping[str, str], variables: Mapping[str, Any], mark: Callable[[str], str]
+        self,
+        sources: Mapping[str, str],
+        variables: Mapping[str, Any],
+        mark: Callable[[str], str],
+        *,
+        where: str = "",
     ) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
         functions = {"raise_exception": _raise, "strftime_now": _strftime_now}
-        try:
-            self._templates = {name: environment.from_string(text, functions) for name, text in sources.items()}
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"invalid chat template: {error}; download it from the model again") from error
+        self._templates: dict[str, jinja2.Template] = {}
+        for name, text in sources.items():
+            try:
+                self._templates[name] = environment.from_string(text, functions)
+            except jinja2.TemplateError as error:
+                line = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+                raise ConfigError(
+                    f"{where}invalid chat template {name!r}: {error}{line}; expected a Jinja template as "
+                    "transformers reads it: download the model's files again, or correct it"
+                ) from error
         self._variables = dict(variables)
         self._mark = mark
         self._shapes: dict[bool, _CallShape] = {}
@@ -263,7 +274,7 @@ class LocalCodec:
         config = _read_json(folder / "tokenizer_config.json")
         templates = _templates(folder, config)
         vocabulary = TokenizerVocabulary(_read(folder / "tokenizer.json"), "\0".join(templates.values()))
-        template = ChatTemplate(templates, _special_tokens(config), vocabulary.mark)
+        template = ChatTemplate(templates, _special_tokens(config), vocabulary.mark, where=f"{folder}: ")
         return cls(vocabulary, template, _context(_read_json(folder / "config.json"), config))
 
     async def render(

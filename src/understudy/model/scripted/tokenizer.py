@@ -243,7 +243,7 @@ def _turns(tokenizer: ScriptedTokenizer, ids: Sequence[int]) -> list[list[int]]:
         if behind is not None:
             ends = [index for index, id_ in enumerate(turn) if id_ == end]
             if len(ends) != 1 or tokenizer.decode(turn[ends[0] + 1 :]) != "\n":
-                raise _invalid_prompt(f"turn {len(turns) + 1} : expected it to end with {TURN_END} and a newline")
+                raise _invalid_prompt(f"turn {len(turns) + 1}: expected it to end with {TURN_END} and a newline")
             turn = turn[: ends[0]]
         turns.append(turn)
     return turns

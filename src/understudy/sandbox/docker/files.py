@@ -243,7 +243,8 @@ class ContainerFiles:
         except EngineRefused as error:
             if _TOO_LONG in (message := engine_message(error)):
                 raise _ChangesRefused(
-                    f"the container engine cannot list the changes: …{message[-80:]}; change fewer files"
+                    "the container engine cannot list the changed files, because the path of one is too long for "
+                    f"system calls (4,095 bytes): …{message[-80:]}; remove it, or nest directories less deeply"
                 ) from error
             raise
         content = bytearray()

@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 
 from understudy.errors import SandboxError
 from understudy.sandbox.process import read_regular
+from understudy.util.files import write_remedy
 
 SYS_OPENAT2 = 437  # the same number on every architecture
 RESOLVE_NO_MAGICLINKS = 0x02
@@ -114,8 +115,8 @@ def make_directory(root: int, path: str, user: int | None) -> None:
             _make_directory(root, PurePosixPath(path))
     except OSError as error:
         raise SandboxError(
-            f"cannot create the directory {path} in the sandbox: {error.strerror}; check the free space of this "
-            "machine's disk, then retry"
+            f"cannot create the directory {path} in the sandbox: {error.strerror}; "
+            f"{write_remedy(error, 'give a path below a directory that the user of the sandbox can write')}"
         ) from error
 
 

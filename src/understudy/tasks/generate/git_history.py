@@ -114,8 +114,8 @@ class History:
                 if mode in (*_FILE_MODES, _LINK_MODE):
                     if not length.isdigit():
                         raise TaskError(
-                            f"the repository lacks the object {blob.decode()}; expected a complete clone, "
-                            "not a partial one: fetch all objects"
+                            f"{self._repository} lacks the object {blob.decode()}; expected a complete clone, "
+                            "not a partial one: fetch all objects (git fetch --refetch --no-filter)"
                         )
                     size += int(length)
                     name = os.fsdecode(path)
@@ -155,8 +155,8 @@ class History:
             header = out[at:end].split()
             if len(header) != 3 or header[1] != b"blob":
                 raise TaskError(
-                    f"the repository lacks the object {blob}; expected a complete clone, not a partial or "
-                    "shallow one: fetch all objects"
+                    f"{self._repository} lacks the object {blob}; expected a complete clone, not a partial or "
+                    "shallow one: fetch all objects (git fetch --unshallow, git fetch --refetch --no-filter)"
                 )
             length = int(header[2])
             contents[blob] = out[end + 1 : end + 1 + length]

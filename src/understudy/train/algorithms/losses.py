@@ -126,15 +126,20 @@ def policy_loss(
 
     Raises ValueError when an option needs a tensor that is None.
     """
-    for name, required, tensor in (
-        ("behaviour", options.correction != "none", behaviour),
-        ("reference", options.kl_coefficient > 0, reference),
-        ("entropy", options.entropy_coefficient > 0, entropy),
-        ("teacher", isinstance(options, DistillOptions), teacher),
+    for name, required, tensor, option in (
+        ("behaviour", options.correction != "none", behaviour, f"correction={options.correction!r}"),
+        ("reference", options.kl_coefficient > 0, reference, f"kl_coefficient={options.kl_coefficient:g}"),
+        (
+            "entropy",
+            options.entropy_coefficient > 0,
+            entropy,
+            f"entropy_coefficient={options.entropy_coefficient:g}",
+        ),
+        ("teacher", isinstance(options, DistillOptions), teacher, "a teacher (DistillOptions)"),
     ):
         if required and tensor is None:
             raise ValueError(
-                f"{name}: expected a tensor [sequences, width], got None; give it, because {options} requires it"
+                f"{name}: expected a tensor [sequences, width], got None; give it, because {option} needs it"
             )
     if rollout_tokens is None:
         rollout_tokens = tokens_of_rollouts(mask, rollout_index, len(advantages))
