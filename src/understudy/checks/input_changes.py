@@ -12,11 +12,12 @@ if they stay, so they do. Nothing here runs code.
 from __future__ import annotations
 
 import ast
+import copy
 import random
 import re
 import string
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -34,7 +35,11 @@ The digit 9 stays, since it is often not allowed where smaller ones are: in the 
 """
 _LARGE_NUMBER, _MOST_DIGITS = 100, 18
 _SHORT_WORD, _FEW_LETTERS = 4, 4
-_LEAST_SHORTENED = 3  # lists of fewer elements are pairs and the like
+_SAMPLES = 32
+_LENGTHS, _LONGER_BY = (-1, 1, 2), (5, 6, 7, 8)
+_LONGER_BELOW = 1000  # numbers that may get one digit more: years keep theirs, and loops end
+_ADDED_ELEMENTS = 3
+_LEAST_RESIZED = 3  # lists of fewer elements are pairs and the like
 _MOST_TRIED = 10_000  # numbers of a range
 _NAMING_FUNCTIONS = READERS | {
     "getattr", "setattr", "hasattr", "delattr", "delitem", "setitem", "setenv", "patch", "import_module",
@@ -48,11 +53,12 @@ _TOLERANCES = frozenset(
 
 class InputChanges(Struct, frozen=True):
     """Other tokens (numbers and lower-case words) by those that they replace. With a `seed` lists get shorter by
-    one element, which it chooses.
+    one element, which it chooses, or `longer` by some.
     """
 
     tokens: dict[str, str]
     seed: int = 0
+    longer: bool = False
 
 
 def tokens_of(text: str) -> frozenset[str]:
@@ -87,15 +93,22 @@ def words_of_code(sources: Iterable[str]) -> frozenset[str]:
     return frozenset(words)
 
 
-def draw_tokens(tokens: Iterable[str], fixed: frozenset[str], rng: random.Random) -> dict[str, str]:
-    """Return other tokens by the tokens that they replace; words in `fixed` stay, and the numbers 0 and 1."""
+def draw_tokens(
+    tokens: Iterable[str], fixed: frozenset[str], rng: random.Random, *, longer: bool = False
+) -> dict[str, str]:
+    """Return other tokens by the tokens that they replace; words in `fixed` stay, and the numbers 0 and 1.
+
+    With `longer`, words get several letters more, and numbers below a thousand one digit.
+    """
     changes: dict[str, str] = {}
     numbers: dict[tuple[int, int], dict[int, list[str]]] = {}
     for token in sorted(tokens):
         if not token.isdigit():
             if token not in fixed:
-                changes[token] = _other_word(token, rng)
+                changes[token] = _other_word(token, rng, _LONGER_BY if longer else _LENGTHS)
         elif len(token) <= _MOST_DIGITS and (bounds := _range_of(int(token))):
+            if longer and bounds[1] <= _LONGER_BELOW:
+                bounds = bounds[0] * 10, bounds[1] * 10
             numbers.setdefault(bounds, {}).setdefault(int(token), []).append(token)
     for (begin, end), old in numbers.items():
         largest_digit = (
@@ -103,18 +116,22 @@ def draw_tokens(tokens: Iterable[str], fixed: frozenset[str], rng: random.Random
         )
         free = [number for number in _numbers(begin, end, largest_digit, rng) if number not in old]
         pool = free if len(free) >= len(old) else range(begin, end)
-        replacements = sorted(rng.sample(pool, min(len(old), len(pool))))
+        draws = [sorted(rng.sample(pool, min(len(old), len(pool)))) for _ in range(_SAMPLES)]
+        # A number that happens to be drawn in its own place asks nothing new.
+        replacements = max(draws, key=lambda drawn: sum(map(int.__ne__, sorted(old), drawn)))
         for number, replacement in zip(sorted(old), replacements, strict=False):
             changes |= {token: str(replacement).zfill(len(token)) for token in old[number]}
     return {token: replacement for token, replacement in changes.items() if token != replacement}
 
 
-def _other_word(word: str, rng: random.Random) -> str:
-    """Return a word of another length, with the same ending, and of the same letters if these are few."""
+def _other_word(word: str, rng: random.Random, lengths: Sequence[int]) -> str:
+    """Return a word that is longer by one of `lengths`, with the same ending, and of the same letters if these are
+    few.
+    """
     ending = 2 if len(word) > _SHORT_WORD else 0
     has_few_letters = len(set(word)) <= _FEW_LETTERS < len(word)
     letters = sorted(set(word)) if has_few_letters else string.ascii_lowercase
-    length = max(len(word) + rng.choice((-1, 1, 2)), ending + 2)
+    length = max(len(word) + rng.choice(lengths), ending + 2)
     return "".join(rng.choice(letters) for _ in range(length - ending)) + word[len(word) - ending :]
 
 
@@ -148,7 +165,8 @@ def change_inputs(tree: ast.Module, changes: InputChanges) -> None:
 
     _Changer(change).visit(tree)
     if changes.seed:
-        _Shortener(random.Random(changes.seed)).visit(tree)
+        resizer = _Lengthener if changes.longer else _Shortener
+        resizer(random.Random(changes.seed)).visit(tree)
 
 
 def _range_of(number: int) -> tuple[int, int] | None:
@@ -184,18 +202,22 @@ def _names(tree: ast.AST, *, texts: bool) -> frozenset[str]:
     return frozenset(word.lower() for name in names for word in _WORD.findall(name))
 
 
-class _Shortener(ast.NodeTransformer):
-    """Removes one element of each list of literals that is no row of a table, and no table of parameters."""
+class _Resizer(ast.NodeTransformer):
+    """Finds the lists of literals that are no rows of a table, and no tables of parameters."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
+
+    def resize(self, elements: list[ast.expr]) -> None:
+        """Change how many elements a list has, in place."""
+        raise NotImplementedError
 
     def visit_List(self, node: ast.List) -> ast.List:
         for element in node.elts:
             if not isinstance(element, ast.List | ast.Tuple):
                 self.visit(element)
-        if len(node.elts) >= _LEAST_SHORTENED and all(map(is_literal, node.elts)):
-            del node.elts[self._rng.randrange(len(node.elts))]
+        if all(map(is_literal, node.elts)):
+            self.resize(node.elts)
         return node
 
     def visit_Tuple(self, node: ast.Tuple) -> ast.Tuple:
@@ -203,6 +225,42 @@ class _Shortener(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         return node if name_of(node) in ("parametrize", *_NAMING_FUNCTIONS) else self.generic_visit(node)
+
+
+class _Shortener(_Resizer):
+    """Removes one element of each list."""
+
+    def resize(self, elements: list[ast.expr]) -> None:
+        if len(elements) >= _LEAST_RESIZED:
+            del elements[self._rng.randrange(len(elements))]
+
+
+class _Lengthener(_Resizer):
+    """Adds elements to each list that resemble its own, and to tuples that a loop goes through."""
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        if isinstance(node.iter, ast.Tuple) and all(map(is_literal, node.iter.elts)):
+            self.resize(node.iter.elts)
+        return self.generic_visit(node)
+
+    def resize(self, elements: list[ast.expr]) -> None:
+        are_rows = bool(elements) and all(isinstance(element, ast.List | ast.Tuple) for element in elements)
+        if not are_rows and len(elements) < _LEAST_RESIZED:
+            return
+        for model in self._rng.choices(elements, k=_ADDED_ELEMENTS):
+            added = copy.deepcopy(model)
+            increase, letter = self._rng.randrange(1, 4), self._rng.choice(string.ascii_lowercase)
+            for node in ast.walk(added):
+                match node:
+                    case ast.Constant(value=bool()):
+                        pass
+                    case ast.Constant(value=int(number)):
+                        node.value = number + increase
+                    case ast.Constant(value=str(text)) if text.isalpha() and len(text) > 1:
+                        node.value = text + letter
+                    case _:
+                        pass
+            elements.insert(self._rng.randrange(len(elements) + 1), added)
 
 
 class _Changer(ast.NodeTransformer):

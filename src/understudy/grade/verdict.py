@@ -46,6 +46,7 @@ from understudy.config import cache_dir
 from understudy.errors import GraderError, TaskError
 from understudy.grade.apply import apply_patch
 from understudy.grade.audit import audit
+from understudy.grade.environment_reads import environment_read
 from understudy.grade.faults import PatchFault, attribute_faults, with_untrusted_code
 from understudy.grade.gate import GatedPatch, gate, intruder_predicate
 from understudy.grade.gold_outlines import outlines_of_gold
@@ -60,12 +61,14 @@ from understudy.util.files import atomic_write
 
 _LEAST_TIMEOUT_S = 30.0  # for code that computes nothing new, which may never end
 
-_FORMAT = "60"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "61"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, stored in each verdict: the release, and how its patches are judged."""
 
 FAULT_REASON = "the patch's code made its grading fail twice, which does not fail without it"
 """The beginning of the reason if the code of a patch broke its own grading, which gives reward 0."""
+
+_BEHAVES_OTHERWISE = "which the gold patch does not, and may behave otherwise elsewhere"
 
 REVALIDATION_HINT = "`understudy tasks check` validates it anew"
 
@@ -108,6 +111,11 @@ async def grade(
         if integrity.evidence != verdict.integrity.evidence:  # otherwise the verdict's own reason is the clearest
             verdict = replace(verdict, integrity=integrity)
     protection, unprotected = protection_of(prepared.task, prepared.options, weak, agreement)
+    if protection == "twins" and is_solved(verdict.reward):
+        read = await asyncio.to_thread(environment_read, gated.patch, prepared.task, prepared.tree)
+        if read is not None:
+            where = f"{read.path}, line {read.line}: {read.what}"
+            protection, unprotected = "partial", f"it reads its environment ({where}), {_BEHAVES_OTHERWISE}"
     return replace(
         verdict,
         protection=protection,

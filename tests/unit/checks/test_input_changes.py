@@ -25,9 +25,9 @@ def test_size(text, other, monkeypatch):
 '''
 
 
-def changed(text: str, changes: dict[str, str], seed: int = 0) -> str:
+def changed(text: str, changes: dict[str, str], seed: int = 0, *, longer: bool = False) -> str:
     tree = ast.parse(text)
-    change_inputs(tree, InputChanges(changes, seed))
+    change_inputs(tree, InputChanges(changes, seed, longer))
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
@@ -100,6 +100,12 @@ def test_numbers_stay_in_their_range_and_order(numbers: set[int], seed: int) -> 
         assert all(begin <= number < end for number in new)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_all_numbers_change_where_that_is_possible(seed: int) -> None:
+    changes = draw_tokens({"2", "3", "4", "6"}, frozenset(), random.Random(seed))
+    assert changes.keys() == {"2", "3", "4", "6"}
+
+
 def test_leading_zeros_stay() -> None:
     changes = draw_tokens({"007", "7", "00"}, frozenset(), random.Random(3))
     assert changes.keys() <= {"007", "7"}
@@ -127,3 +133,42 @@ def test_digits_above_seven_come_only_where_there_are_some(seed: int) -> None:
     changes = draw_tokens({"644", "1011", "75321", "1234567"}, frozenset(), random.Random(seed))
     assert all(max(other) <= max(token) and len(other) == len(token) for token, other in changes.items())
     assert changes.keys() >= {"644", "75321", "1234567"}
+
+
+@given(st.sets(st.integers(0, 3000)), st.integers())
+def test_longer_numbers_have_one_digit_more_and_years_and_long_ones_stay(numbers: set[int], seed: int) -> None:
+    tokens = {str(number) for number in numbers}
+    changes = draw_tokens(tokens, frozenset(), random.Random(seed), longer=True)
+    for number in numbers:
+        other = changes.get(str(number), str(number))
+        assert len(other) == len(str(number)) + (2 <= number < 1000)
+
+
+@given(st.integers())
+def test_longer_words_have_letters_more_and_their_ending(seed: int) -> None:
+    changes = draw_tokens({"butterfly", "kim"}, frozenset({"kim"}), random.Random(seed), longer=True)
+    assert changes.keys() == {"butterfly"}
+    assert len(changes["butterfly"]) >= len("butterfly") + 5
+    assert changes["butterfly"].endswith("ly")
+
+
+def test_lists_and_tuples_of_loops_get_longer_but_rows_pairs_and_parameters_do_not() -> None:
+    text = '@parametrize("x", [[1, 2, 3], 4, 5])\ndef test_it(x):\n    for each in ("ab", "cd", "ef"):\n        '
+    text += "assert f([6, 7, 8], [(1, 2), (3, 4)], [x, 9, 0], ([1, 2, 3], 4), [1, 2])"
+    tree = ast.parse(changed(text, {}, 7, longer=True))
+    function = tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    assert ast.unparse(function.decorator_list[0]) == "parametrize('x', [[1, 2, 3], 4, 5])"
+    loop = function.body[0]
+    assert isinstance(loop, ast.For)
+    words = ast.literal_eval(loop.iter)
+    assert len(words) == 6
+    assert {"ab", "cd", "ef"} < set(words)
+    (check,) = loop.body
+    assert isinstance(check, ast.Assert)
+    assert isinstance(check.test, ast.Call)
+    numbers, pairs, *others = check.test.args
+    assert len(ast.literal_eval(numbers)) == 6
+    assert len(rows := ast.literal_eval(pairs)) == 5
+    assert all(high == low + 1 for low, high in rows), "what is in a row changes together"
+    assert list(map(ast.unparse, others)) == ["[x, 9, 0]", "([1, 2, 3], 4)", "[1, 2]"]

@@ -69,7 +69,7 @@ class InputAgreement(Struct, frozen=True):
     mean share of their places where the patch gives them: 1 if it gives them wherever the gold patch does, and
     half if it always gives one of two. `confirmed` are the nodes of all deciding tests with a high share,
     `contradicted` the functions of tests to fix with a low one over all their parameters, with it: of their
-    answers, or of the inputs that the gold patch refuses.
+    answers, of those to longer inputs alone, or of the inputs that the gold patch refuses.
     """
 
     answers: int = 0
@@ -80,10 +80,11 @@ class InputAgreement(Struct, frozen=True):
 
 def full_agreement(tests: DecidingTests, options: GradingOptions) -> InputAgreement:
     """Return the agreement of a patch that always answers as the gold patch does."""
-    nodes = frozenset(node for inputs in options.twin_inputs for node in inputs.tests)
+    same_size = [inputs for inputs in options.twin_inputs if not inputs.changes.longer]
+    nodes = frozenset(node for inputs in same_size for node in inputs.tests)
     gold = [
         text
-        for inputs in options.twin_inputs
+        for inputs in same_size
         for node in tests.fail_to_pass
         if node in inputs.tests
         for text in inputs.tests[node].gold.values()
@@ -107,7 +108,7 @@ def judge_inputs(
     to_fix = frozenset(tests.fail_to_pass)
     by_answer: dict[str, list[bool]] = {}
     by_node: dict[str, dict[str, list[bool]]] = {}
-    by_function: dict[str, dict[str, list[bool]]] = {}
+    by_function: dict[tuple[str, bool], dict[str, list[bool]]] = {}
     refused: dict[str, list[bool]] = {}
     for inputs, run in zip(options.twin_inputs, runs, strict=True):
         for node, name in inputs.refused.items():
@@ -120,12 +121,15 @@ def judge_inputs(
                 gold = json.loads(text)
                 site = _compared(run.sites[number], gold) if run and number in run.sites else None
                 agrees = site is not None and holds(site, gold, observations.get(number, []))
-                by_node.setdefault(node, {}).setdefault(text, []).append(agrees)
+                longer = inputs.changes.longer
+                if not longer:
+                    by_node.setdefault(node, {}).setdefault(text, []).append(agrees)
+                    if node in to_fix:
+                        by_answer.setdefault(text, []).append(agrees)
                 if node in to_fix:
-                    by_answer.setdefault(text, []).append(agrees)
-                    by_function.setdefault(_unparametrised(node), {}).setdefault(text, []).append(agrees)
+                    by_function.setdefault((_unparametrised(node), longer), {}).setdefault(text, []).append(agrees)
     shares = {function: sum(refusals) / len(refusals) for function, refusals in refused.items()}
-    for function, of_answers in by_function.items():
+    for (function, _), of_answers in by_function.items():
         shares[function] = min(_share(of_answers), shares.get(function, 1.0))
     return InputAgreement(
         len(by_answer),
@@ -158,8 +162,9 @@ async def learn_inputs(
     """Return the options with other inputs for a task's deciding tests, as far as there are any.
 
     First only numbers are changed, then words and the lengths of lists too, which more often yields what the gold
-    patch does not accept. Of several draws that one counts to which the gold patch answers in most tests. `named`
-    is the run with the gold patch and the tests' own values.
+    patch does not accept. Last, if it answered before, numbers, words and lists are longer than the tests' own. Of
+    several draws that one counts to which the gold patch answers in most tests. `named` is the run with the gold
+    patch and the tests' own values.
     """
     if not any(node in options.twins for node in tests.fail_to_pass):
         return options
@@ -167,15 +172,19 @@ async def learn_inputs(
     rng = random.Random(secrets.randbits(64))
     numbers = frozenset(filter(str.isdigit, tokens))
     learned: list[OtherInputs] = []
-    for changed, shorter in ((numbers, False), (tokens, True)):
+    for changed, resized, longer in ((numbers, False, False), (tokens, True, False), (tokens, True, True)):
+        if longer and not any(inputs.tests for inputs in learned):
+            break
         candidates: list[OtherInputs] = []
-        for _ in range(_DRAWS):
-            seed = secrets.randbits(32) | 1 if shorter else 0
-            changes = InputChanges(draw_tokens(changed, fixed, rng), seed)
+        for _ in range(_DRAWS if not longer else 1):
+            seed = secrets.randbits(32) | 1 if resized else 0
+            changes = InputChanges(draw_tokens(changed, fixed, rng, longer=longer), seed, longer)
             candidates.append(await _learn(tests, options, named, data, references, changes))
             if not _only_refused(candidates[-1]):
                 break
-        learned.append(max(candidates, key=lambda inputs: len(frozenset(map(_unparametrised, inputs.tests)))))
+        best = max(candidates, key=lambda inputs: len(frozenset(map(_unparametrised, inputs.tests))))
+        # A task seldom says what becomes of inputs of any size: they show what a patch cannot do, and no more.
+        learned.append(replace(best, bits=0.0, refused={}) if longer else best)
     return replace(options, twin_inputs=tuple(inputs for inputs in learned if inputs.tests or inputs.refused))
 
 

@@ -68,6 +68,20 @@ def test_a_version_that_did_not_run_agrees_nowhere() -> None:
     assert (only_second.answers, only_second.share) == (2, 0.5), "its answers count for its own inputs"
 
 
+def test_answers_to_longer_inputs_only_contradict() -> None:
+    alike = answers({SHIFT: {number: number for number in range(4)}})
+    longer = replace(answers({SHIFT: {number: 90 + number for number in range(2)}}), bits=0.0)
+    longer = replace(longer, changes=replace(longer.changes, longer=True))
+    options = GradingOptions(twin_inputs=(alike, longer))
+    short = run_with({SHIFT: {number: values(number) for number in range(4)}})
+    right = run_with({SHIFT: {number: values(90 + number) for number in range(2)}})
+    wrong = run_with({SHIFT: {number: values(9 + number) for number in range(2)}})
+    assert judge_inputs(TESTS, options, [short, right]) == full_agreement(TESTS, options)
+    only_short = judge_inputs(TESTS, options, [short, wrong])
+    assert only_short == replace(full_agreement(TESTS, options), contradicted={SHIFT: 0.0})
+    assert judge_inputs(TESTS, options, [None, right]) == InputAgreement(4, 0.0, frozenset(), {SHIFT: 0.0})
+
+
 @pytest.mark.parametrize(
     ("options", "agreement", "level", "reason"),
     [
