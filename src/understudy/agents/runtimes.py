@@ -105,11 +105,11 @@ def interpreter(requires: PythonVersion = OLDEST_PYTHON) -> Interpreter:
         return own
     for candidate in _interpreter_paths(requires):
         try:
-            found = msgspec.json.decode(run_tool(candidate, "-I", _FACTS_SCRIPT), type=Interpreter)
+            python = msgspec.json.decode(run_tool(candidate, "-I", _FACTS_SCRIPT), type=Interpreter)
         except (OSError, subprocess.SubprocessError, msgspec.MsgspecError):
             continue  # for example a pyenv shim of a version that is switched off
-        if found.version_info >= requires:
-            return found
+        if python.version_info >= requires:
+            return python
     required = ".".join(map(str, requires))
     raise ConfigError(
         f"Python {required} or newer is required, and none was found: Understudy runs with "

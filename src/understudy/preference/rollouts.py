@@ -142,11 +142,11 @@ def _pairs_of_task(
             NOT_DIFFERENT,
             _count_opposed(ended, members) + _count_opposed(members, ended) - _count_opposed(ended, ended),
         )
-        here = list(by_prefix.values())
-        for number, group in enumerate(here):
-            for other in here[number + 1 :]:
+        groups_of_state = list(by_prefix.values())
+        for number, group in enumerate(groups_of_state):
+            for other in groups_of_state[number + 1 :]:
                 _count(tally, ENVIRONMENT, _count_opposed(group, other) + _count_opposed(other, group))
-        for group in here:
+        for group in groups_of_state:
             classes = _classes(group, depth)
             for better in classes:
                 for worse in classes:

@@ -399,11 +399,11 @@ def behaviours_of(agent: str) -> list[Behaviour]:
 def chosen_behaviours(agent: str, names: Sequence[str]) -> list[Behaviour]:
     """Return an agent's behaviours of these names, all if there are none. Raises ConfigError for another name."""
     behaviours = behaviours_of(agent)
-    known = [behaviour.name for behaviour in behaviours]
+    names_of_agent = [behaviour.name for behaviour in behaviours]
     for name in names:
-        if name not in known:
+        if name not in names_of_agent:
             raise ConfigError(
-                f"--behaviour: unknown behaviour {name!r} of {agent}; give one of: {', '.join(known)}"
+                f"--behaviour: unknown behaviour {name!r} of {agent}; give one of: {', '.join(names_of_agent)}"
             )
     return [behaviour for behaviour in behaviours if not names or behaviour.name in names]
 

@@ -122,11 +122,11 @@ def spawn(
     if program is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     if cwd is not None:
-        place = Path(cwd, program)
-        if not Path(cwd).is_dir() or not place.exists():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
-        if not os.access(place, os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        program_path = Path(cwd, program)
+        if not Path(cwd).is_dir() or not program_path.exists():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(program_path))
+        if not os.access(program_path, os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(program_path))
         # A shell would change variables. `env` takes a name with = for one, which `nice` does not.
         unchanged = (_system_program("nice"), "-n", "0") if "=" in program else ()
         command = ["env", "-C", cwd, *unchanged, program, *command[1:]]

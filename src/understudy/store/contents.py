@@ -314,10 +314,10 @@ class ContentWriter:
         chains: list[tuple[int, list[bytes]]] = []
         for branch, parts, others in requests:
             before = self._lines.get(branch, _NOTHING)
-            known = common_prefix_length(parts.messages, before.parts.messages)
-            digests = [content_hash(message) for message in parts.messages[known:]]
-            chains.append((before.nodes[known - 1] if known else EMPTY, digests))
-            data.update(zip(digests, parts.messages[known:], strict=True))
+            shared = common_prefix_length(parts.messages, before.parts.messages)
+            digests = [content_hash(message) for message in parts.messages[shared:]]
+            chains.append((before.nodes[shared - 1] if shared else EMPTY, digests))
+            data.update(zip(digests, parts.messages[shared:], strict=True))
             outer = [parts.system if parts.system != before.parts.system else None]
             outer.append(parts.tools if parts.tools != before.parts.tools else None)
             data |= {content_hash(content): content for content in (*outer, *others) if content is not None}

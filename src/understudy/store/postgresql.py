@@ -435,8 +435,8 @@ class PostgresqlDriver(DatabaseDriver):
                 for table, key in ((traces, "key"), (turns, "rowid")):
                     names = [column.name for column in table.columns if column.name not in _UNREAD]
                     names += [] if key in names else [key]
-                    kept = ", ".join(f"{name} INTEGER PRIMARY KEY" if name == key else name for name in names)
-                    memory.execute(f"CREATE TABLE {table.name} ({kept})")
+                    columns = ", ".join(f"{name} INTEGER PRIMARY KEY" if name == key else name for name in names)
+                    memory.execute(f"CREATE TABLE {table.name} ({columns})")
                     rows = connection.exec_driver_sql(
                         f"SELECT {', '.join(names)} FROM {table.name} ORDER BY {key}"
                     )

@@ -92,13 +92,13 @@ def options_of(kind: type[Struct], table: str = "") -> Iterator[Option]:
 def _options(kind: type[Struct], table: str, path: tuple[str, ...], prefix: str) -> Iterator[Option]:
     for field in msgspec.structs.fields(kind):
         plain, meta = _unwrap(field.type)
-        here = (*path, field.name)
+        option_path = (*path, field.name)
         if isinstance(plain, type) and issubclass(plain, Struct):
             optional = field.default is None
             inner = table if optional else getattr(plain, "table", table)
             if optional and meta is not None:
-                yield Option(field.name, here, table, field.name, bool, False, meta, switch=True)
-            yield from _options(plain, inner, here, f"{field.name}_" if optional else prefix)
+                yield Option(field.name, option_path, table, field.name, bool, False, meta, switch=True)
+            yield from _options(plain, inner, option_path, f"{field.name}_" if optional else prefix)
         elif meta is not None and meta.extra is not None:
             flags: tuple[str, ...] = meta.extra["flags"]
             long = next((flag for flag in flags if flag.startswith("--")), "--" + field.name)
@@ -106,7 +106,7 @@ def _options(kind: type[Struct], table: str, path: tuple[str, ...], prefix: str)
             default = (
                 field.default if field.default is not msgspec.NODEFAULT else _default_of(field.default_factory)
             )
-            yield Option(prefix + field.name, here, table, key, plain, default, meta)
+            yield Option(prefix + field.name, option_path, table, key, plain, default, meta)
 
 
 def _default_of(factory: Any) -> Any:

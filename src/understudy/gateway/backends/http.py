@@ -386,12 +386,12 @@ class HttpClient:
         """
         sent = self._address.headers if headers is None else {**self._address.headers, **headers}
         for pause in (*RETRY_PAUSES_S, None):
-            begun = False
+            has_response = False
             try:
                 async with self._pool.request(
                     method, url, data, sent, connect_s=CONNECT_TIMEOUT_S, total_s=self._timeout_s, stall_s=stall_s
                 ) as response:
-                    begun = True
+                    has_response = True
                     if response.status != 200:
                         raise await self._error_of(method, url, response)
                     yield response
@@ -401,7 +401,7 @@ class HttpClient:
                     f"{method} {url}: {error}; check that base_url is the address of the model server"
                 ) from error
             except OSError as error:
-                if begun:
+                if has_response:
                     raise BackendError(
                         f"{method} {url}: the response broke off: {self._detail(error)}; see the model server's "
                         "log: it may have stopped or restarted"

@@ -115,13 +115,13 @@ class _EngineResources:
     def _make(self, spec: SandboxSpec, image: str) -> tuple[str, PreparedImage]:
         # Also while this process works: a worker beside it may have been killed.
         self.remove_orphans()
-        for again in (True, False):
+        for may_retry in (True, False):
             prepared = self.images.prepared(spec, image).result()
             try:
                 return self._start(spec, prepared), prepared
             except EngineNotFound as error:
                 self.images.forget(prepared)
-                if not again:
+                if not may_retry:
                     raise SandboxError(
                         f"cannot open a sandbox of the image {image}: {engine_message(error)}; check the "
                         "engine with `understudy doctor`, then run the same command again"

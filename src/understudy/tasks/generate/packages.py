@@ -159,13 +159,13 @@ async def _measure(
         once = await pytest_checks.run_pytest(sandbox, files, timeout_s=_RUN_TIMEOUT_S)
         await sandbox.reset()
         # The second run is in reverse order, which reveals tests that depend on earlier ones.
-        again = await pytest_checks.run_pytest(sandbox, files[::-1], timeout_s=_RUN_TIMEOUT_S)
+        reversed_report = await pytest_checks.run_pytest(sandbox, files[::-1], timeout_s=_RUN_TIMEOUT_S)
     finally:
         await sandbox.close()
     stable = [
         node_id
         for node_id, outcome in once.outcomes.items()
-        if outcome == again.outcomes.get(node_id) == "passed" and node_id.partition("::")[0] in reach
+        if outcome == reversed_report.outcomes.get(node_id) == "passed" and node_id.partition("::")[0] in reach
     ]
     if not stable:
         raise TaskError(

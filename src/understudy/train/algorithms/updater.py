@@ -199,7 +199,8 @@ class Updater:
             # Clamped, because the ratio overflows float32 when a token is (nearly) impossible under one of the two
             # policies.
             ratios = (
-                math.exp(min(now - then, _MAX_LOG_RATIO)) for now, then in zip(logprobs, sampled, strict=True)
+                math.exp(min(logprob - sampled_logprob, _MAX_LOG_RATIO))
+                for logprob, sampled_logprob in zip(logprobs, sampled, strict=True)
             )
             yield TokenValues(
                 call_id=call_id,
