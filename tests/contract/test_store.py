@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, create_engine, func, select
 
 from understudy.errors import NotInStore, StoreError
+from understudy.ingest.trace_store import store_trace, traces
 from understudy.store import Store, sqlite
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.migrate import migrate_connection
@@ -44,6 +45,7 @@ from understudy.types import (
 )
 
 from support import example_count
+from support.claude_log import Log, read
 from support.store import make_call, make_task, prepare, running, writes_held
 
 
@@ -785,3 +787,21 @@ def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
     (tmp_path / "shared" / "notes").touch()
     with Store.open(tmp_path / "shared"):
         assert (mode(tmp_path / "shared"), mode(tmp_path / "shared" / "store.db")) == (0o755, 0o600)
+
+
+# --- sessions ------------------------------------------------------------------------------------------
+
+
+def test_turns_stored_under_earlier_ids_are_replaced(location: StoreLocation) -> None:
+    log = Log("s-one")
+    for number in range(3):
+        log.user(f"prompt {number}")
+        log.assistant(f"msg_{number}", f"answer {number}")
+    (former,), (current,) = read(log), read(log)
+    former.trace_id = former.session_id = "full"
+    current.former_ids = ("full", "never-stored")
+    with Store.open(location) as opened:
+        store_trace(opened.sessions, former).result()
+        store_trace(opened.sessions, current).result()
+        (stored,) = traces(opened)
+        assert stored.trace_id == "s-one" and opened.sessions.count() == (3, 1)

@@ -434,9 +434,9 @@ def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed
     if row.former_states:
         # Hardly ever one of them is stored, so all are sought together.
         is_former = turns.c.state_id.in_(json_values([*row.former_states], Text))
-        found = set(context.connection.execute(select(turns.c.state_id).where(is_former)).scalars())
+        stored_ids = set(context.connection.execute(select(turns.c.state_id).where(is_former)).scalars())
         for former, state_id in row.former_states.items():
-            if former in found:
+            if former in stored_ids:
                 _replace_turn(context, former, state_id)
     return TraceChanges(new, changed, len(row.turns) - new - changed)
 
