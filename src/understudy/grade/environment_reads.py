@@ -48,6 +48,8 @@ _SYSTEM_FILE = re.compile(
     r"\b(?:open|os|pathlib|glob)\b.*[\"']/(?:proc|sys|dev|etc|opt|home|root|run|var|tmp|work)\b"
 )
 _TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_ASSIGNED = re.compile(r"[\w.]+(?:\[(?:''|\w+)\])? = ")
+"""What a statement assigns to, such as `os.environ['KEY'] = `: it is written, not read."""
 _TESTS = re.compile(r"(?:.*/)?(?:tests?/.*|test_[^/]*|conftest\.py)")
 _LIMIT_ERRORS = frozenset({"RecursionError"})
 
@@ -120,6 +122,8 @@ def _read_by(statement: SourceStatement, names: Names) -> Iterator[str]:
             yield match[0].removeprefix("import ")
         return
     code = _TEXT.sub("''", statement.text)
+    if assigned := _ASSIGNED.match(code):
+        code = code[assigned.end() :]
     for match in _READ.finditer(code):
         if not names.is_variable(match[0].partition(".")[0]):
             yield match[0]

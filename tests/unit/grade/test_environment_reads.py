@@ -42,6 +42,8 @@ def mended(statement: str, imports: str = "") -> dict[str, str | None]:
         ("", "if __debug__: return x + 1", "__debug__"),
         ("", "if open('/etc/hostname').read(): return x + 1", "a file of the system"),
         ("from os import *", "if getcwd(): return x + 1", "os.*"),
+        ("import os", "os.environ['SEEN'] = os.getcwd()", "os.getcwd"),
+        ("import os", "os.environ[os.getcwd()] = ''", "os.environ"),
     ],
 )
 def test_what_code_reads_of_its_environment(tree: Path, imports: str, statement: str, what: str) -> None:
@@ -68,6 +70,7 @@ def test_how_deep_the_stack_is_can_be_read_by_an_error(tree: Path) -> None:
         ("", "site = [x]; site.pop()"),
         ("", "x = str(x) + 'os.getcwd sys.argv'"),
         ("import os", "x = os.path.join(x, 'a')"),
+        ("import os", "os.environ['SEEN'] = str(x)"),
         ("", "try:\n        same(x)\n    except ValueError:\n        return x + 1"),
     ],
 )
