@@ -110,13 +110,13 @@ def roof(module: Any, parameters: int, bound: dict[str, float]) -> dict[str, flo
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kv_bytes = 2 * 4 * CONTEXT * config.num_hidden_layers * config.num_key_value_heads * head
     operations = 2 * parameters + 4 * CONTEXT * config.num_hidden_layers * config.num_attention_heads * head
-    found = {
+    decoded = {
         f"decoded {batch} at a time": min(
             batch / ((4 * parameters + batch * kv_bytes) / bound["bytes_per_s"]), bound["flop_per_s"] / operations
         )
         for batch in BATCHES
     }
-    return found | {f"a prompt of {PROMPT}": bound["flop_per_s"] / (2 * parameters)}
+    return decoded | {f"a prompt of {PROMPT}": bound["flop_per_s"] / (2 * parameters)}
 
 
 def vllm_figures(python: Path, model: Path) -> dict[str, float]:

@@ -69,16 +69,16 @@ def environment_read(patch: bytes, task: Task, tree: Path) -> EnvironmentRead | 
     Left out are tests, and scripts of the tree's root that nothing names.
     """
     try:
-        found = list(_reads(patch, tree))
-        if not found:
+        reads = list(_reads(patch, tree))
+        if not reads:
             return None
         gold = {read.what for read in _reads(task.gold_patch.encode(errors="surrogateescape"), tree)}
         contents = {file.path: file.after for file in changed_files(patch, tree).files}
     except DiffError:
         return None
-    found = [read for read in found if read.what not in gold]
-    unused = unused_scripts({read.path for read in found}, task, tree, contents)
-    return next((read for read in found if read.path not in unused), None)
+    reads = [read for read in reads if read.what not in gold]
+    unused = unused_scripts({read.path for read in reads}, task, tree, contents)
+    return next((read for read in reads if read.path not in unused), None)
 
 
 def _reads(patch: bytes, tree: Path) -> Iterator[EnvironmentRead]:
@@ -100,11 +100,11 @@ def _new_statements(before: bytes, after: bytes) -> tuple[list[SourceStatement],
         old, new = old_source.read(new_source.segments()), new_source.read(old_source.segments())
     except RecursionError:
         return [], Names()
-    known = Counter(map(_key, old.statements))
+    unmatched = Counter(map(_key, old.statements))
     changed: list[SourceStatement] = []
     for statement in new.statements:
-        if known[_key(statement)] > 0:
-            known[_key(statement)] -= 1
+        if unmatched[_key(statement)] > 0:
+            unmatched[_key(statement)] -= 1
         else:
             changed.append(statement)
     return changed, new.names

@@ -489,7 +489,7 @@ def _merged_log(logs: Sequence[ClaudeLog]) -> ClaudeLog:
         whole.ledger = list(dict.fromkeys([*whole.ledger, *log.ledger]))
         whole.losses["copied-file"] += 1
         whole.sidechains = whole.sidechains or log.sidechains
-        whole.attachments = any(record.type == "attachment" for record in whole.records)
+        whole.attachments = whole.attachments or log.attachments
     return whole
 
 

@@ -148,25 +148,25 @@ class _Paths:
         """Return what precedes a response; None if no response does, or if what was sent of it has changed since,
         which the log tells.
         """
-        nodes, known = self._nodes, self._before
+        nodes, visited = self._nodes, self._before
         at = nodes[response.node].parent
-        way: list[int] = []
-        while at not in known and response_of(nodes[at].body) is None:
-            way.append(at)
+        unvisited: list[int] = []
+        while at not in visited and response_of(nodes[at].body) is None:
+            unvisited.append(at)
             at = nodes[at].parent
-        if at not in known:
-            own = response_of(nodes[at].body)
-            is_first = own is not None and nodes[at].body is own and own.node == at
-            known[at] = _Before(own, self.usage(own)) if own is not None and is_first else None
-        before = known[at]
-        for node in reversed(way):
+        if at not in visited:
+            earlier = response_of(nodes[at].body)
+            is_first = earlier is not None and nodes[at].body is earlier and earlier.node == at
+            visited[at] = _Before(earlier, self.usage(earlier)) if earlier is not None and is_first else None
+        before = visited[at]
+        for node in reversed(unvisited):
             body = nodes[node].body
             if isinstance(body, SentRecord) and body.cleared:
                 before = None
             elif before is not None and (sent := tree.sent_record(body)) and not tree.result_ids(sent.record):
                 same_run = before.same_run and bool(len(sent.record.todos))
                 before = _Before(before.response, before.usage, prompts=True, same_run=same_run)
-            known[node] = before
+            visited[node] = before
         return before
 
     def is_shorter(self, before: _Before, response: ClaudeResponse, tokens: int) -> bool:
@@ -181,14 +181,14 @@ class _Paths:
 
     def results(self, at: int) -> _Results:
         """Return the tool results on the path to a node."""
-        nodes, known = self._nodes, self._results
-        way: list[int] = []
-        while at not in known:
-            way.append(at)
+        nodes, visited = self._nodes, self._results
+        unvisited: list[int] = []
+        while at not in visited:
+            unvisited.append(at)
             at = nodes[at].parent
-        results = known[at]
-        for node in reversed(way):
-            results = known[node] = self._with_results(results, nodes[node].body)
+        results = visited[at]
+        for node in reversed(unvisited):
+            results = visited[node] = self._with_results(results, nodes[node].body)
         return results
 
     def _with_results(self, results: _Results, body: object) -> _Results:
