@@ -13,12 +13,12 @@ and trainings:
   it sampled (reverse KL), in a loop that collects each step's rollouts with the newest weights.
 
 All have the same number of rollouts, of passes over them, of optimizer steps, and of rollouts in each step, but
-for SFT on solved rollouts, which has fewer. With `--quarter` there are three arms more: SFT on the first
-quarter of the teacher's rollouts, once as above and once without the decay of its learning rate, since the
-loop's rate is constant; and the loop's weights after a quarter of its steps. Every model is evaluated on the
-same held-out tasks with the same seeds, so that differences are paired by task; their intervals are Newcombe's
-for pairs. CPU time is that of a command and its children. The costs of an arm are those of collecting its
-rollouts and of training on them.
+for SFT on solved rollouts, which has fewer (and is left out for SmolLM2, whose teacher solves most of its tasks).
+With `--quarter` there are three arms more: SFT on the first quarter of the teacher's rollouts, once as above and
+once without the decay of its learning rate, since the loop's rate is constant; and the loop's weights after a
+quarter of its steps. Every model is evaluated on the same held-out tasks with the same seeds, so that differences
+are paired by task; their intervals are Newcombe's for pairs. CPU time is that of a command and its children. The
+costs of an arm are those of collecting its rollouts and of training on them.
 
 A step that ended is not repeated: the same command goes on after the last one. The figures go to
 bench/results/distillation.json (distillation-MODEL.json for another model than `tiny`) unless `--json` says where.
@@ -57,6 +57,7 @@ TASKS, ROLLOUTS = GROUPS * STEPS, GROUPS * SAMPLES * STEPS
 PASSES = 3
 PASS_OPTIONS = ("--epochs", str(PASSES))
 SFT_OPTIONS = (*PASS_OPTIONS, "--batch-rollouts", str(GROUPS * SAMPLES))
+ARMS = ("SFT", "SFT, solved", "distillation")
 
 
 class Subject(Struct, frozen=True, kw_only=True):
@@ -71,6 +72,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     """Options of the SFT on the teacher's rollouts."""
     distillation: tuple[str, ...]
     """Options of the loop that distills."""
+    arms: tuple[str, ...] = ARMS
 
 
 SUBJECTS = {
@@ -89,13 +91,13 @@ SUBJECTS = {
         held_out=104,
         sft=("--learning-rate", "1e-4", "--micro-batch-tokens", "2304"),
         distillation=("--learning-rate", "1e-4", "--micro-batch-tokens", "2304"),
+        arms=("SFT", "distillation"),
     ),
 }
-ARMS = ("SFT", "SFT, solved", "distillation")
 OF_A_QUARTER = ("SFT, quarter", "SFT, quarter, constant rate", "distillation, quarter")
 COMPARED = (
     *(("SFT", "distillation"), ("SFT, solved", "distillation"), ("SFT", "SFT, solved")),
-    *((each, "distillation, quarter") for each in OF_A_QUARTER[:2]),
+    *((arm, "distillation, quarter") for arm in OF_A_QUARTER[:2]),
 )
 """Pairs of arms: how many more tasks the second one solves."""
 
@@ -352,7 +354,7 @@ def main() -> None:
     name = "distillation" if options.model == TINY else f"distillation-{options.model}"
     directory, figures_file = options.directory or Path("runs") / name, options.json or RESULTS / f"{name}.json"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    arms = [*ARMS, *(OF_A_QUARTER if options.quarter else ())]
+    arms = [*SUBJECTS[options.model].arms, *(OF_A_QUARTER if options.quarter else ())]
     seeds = [int(seed) for seed in options.seeds.split(",")]
     experiment = Experiment(directory.absolute(), SUBJECTS[options.model])
     teacher, student = experiment.teacher(), experiment.student()
