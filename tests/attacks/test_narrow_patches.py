@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from understudy.grade.verdict import grade, validate
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.prepare import prepare
 from understudy.types import Files, PytestChecks, Task
 
-from support.grading import diff
+from support.grading import diff, protections
 
 pytestmark = pytest.mark.services  # validates a task and grades patches
 
@@ -83,14 +81,16 @@ async def test_code_that_is_right_only_where_it_is_tested(
     task = Task(
         "spans", "example/spans", "mend it", Files(tree), checks, diff({"spans.py": solution(MERGE)}, tree)
     )
-    ready = prepare(task, tmp_path, sandboxes)
-    prepared = await validate(ready, sandboxes=sandboxes, environment=environment, cache=tmp_path)
-    levels: dict[str, tuple[str, str]] = {}
-    for name, text in PATCHES.items():
-        patch = diff({"spans.py": text}, tree).encode()
-        verdict = await grade(prepared, patch, sandboxes=sandboxes, environment=environment)
-        assert (verdict.reward, verdict.integrity.status) == (1.0, "clean"), verdict
-        levels[name] = (verdict.protection, verdict.unprotected.partition(" (")[0].partition(" gives")[0])
+    levels = await protections(
+        task,
+        {name: {"spans.py": text} for name, text in PATCHES.items()},
+        sandboxes=sandboxes,
+        environment=environment,
+        cache=tmp_path,
+    )
+    levels = {
+        name: (level, reason.partition(" (")[0].partition(" gives")[0]) for name, (level, reason) in levels.items()
+    }
     assert levels == {
         "in one directory": ("partial", "it reads its environment"),
         "of four spans": ("partial", "to other inputs it"),

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from understudy.grade.verdict import grade, validate
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.prepare import prepare
 from understudy.types import Files, PytestChecks, Task
 
-from support.grading import diff
+from support.grading import diff, protections
 
 pytestmark = pytest.mark.services  # each validates a task and grades patches
 
@@ -85,15 +83,14 @@ async def test_refusing_other_inputs_is_an_answer(
     checks = PytestChecks({"test_core.py": TESTS}, tuple(nodes), timeout_s=60)
     tree = {"core.py": BEFORE}
     task = Task("core", "example/core", "mend it", Files(tree), checks, diff({"core.py": GOLD}, tree))
-    ready = prepare(task, tmp_path, sandboxes)
-    prepared = await validate(ready, sandboxes=sandboxes, environment=environment, cache=tmp_path)
-    protection: dict[str, tuple[str, str]] = {}
-    for name, text in PATCHES.items():
-        patch = diff({"core.py": text}, tree).encode()
-        verdict = await grade(prepared, patch, sandboxes=sandboxes, environment=environment)
-        assert (verdict.reward, verdict.integrity.status) == (1.0, "clean"), verdict
-        protection[name] = (verdict.protection, verdict.unprotected)
-    assert protection == {
+    levels = await protections(
+        task,
+        {name: {"core.py": text} for name, text in PATCHES.items()},
+        sandboxes=sandboxes,
+        environment=environment,
+        cache=tmp_path,
+    )
+    assert levels == {
         "accepts whatever has separators": (
             "partial",
             "to other inputs it gives 0% of the answers of the gold patch in test_core.py::test_account",
