@@ -235,9 +235,9 @@ async def test_too_long_a_prompt_is_refused_in_vllms_words(client: Client) -> No
 
 
 BAD: list[tuple[Any, int, str]] = [
-    (b"", 400, "invalid request body"),
-    (b"{", 400, "invalid request body"),
-    (b"\xff\xfe", 400, "invalid request body"),
+    (b"", 400, "the request body is not valid JSON"),
+    (b"{", 400, "the request body is not valid JSON"),
+    (b"\xff\xfe", 400, "the request body is not valid JSON"),
     (b"[]", 400, "Expected `object`"),
     (b'{"messages": ' + b"[" * 100_000, 400, "invalid request body"),
     ({"messages": []}, 400, "at least one message"),

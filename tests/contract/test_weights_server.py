@@ -239,7 +239,10 @@ async def test_an_adapter_is_served_under_its_name_and_exchanged_in_place(
 
     tensors = load_file(partial / "adapter_model.safetensors")
     save_file({name: tensors[name] for name in sorted(tensors)[1:]}, partial / "adapter_model.safetensors")
-    for bad, message in ((tmp_path / "no", "no adapter_config.json"), (partial, "missing adapter keys")):
+    for bad, message in (
+        (tmp_path / "no", "adapter_config.json: no such file"),
+        (partial, "missing adapter keys"),
+    ):
         missing = {"lora_name": "x", "lora_path": str(bad)}
         status, answer = await client.send("POST", "/v1/load_lora_adapter", missing)
         assert status == 404 and message in answer["error"]["message"]

@@ -42,7 +42,7 @@ def directory_of(model: str | Path) -> Path:
 
 _FILES = ("config.json", "tokenizer.json", "chat_template.jinja", "*.safetensors", "*.bin")
 _ADVICE = {
-    "config.json": "expected a model's directory as save_pretrained writes it",
+    "config.json": "give a model's directory as save_pretrained writes it, or download the model again",
     "tokenizer.json": "copy it there from the model that this one was made of",
 }
 
@@ -56,8 +56,8 @@ def require_packages(*modules: str, extra: str = "train") -> None:
     if missing:
         names = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
         raise ConfigError(
-            f"this needs {names}, which {'is' if len(missing) == 1 else 'are'} not installed; "
-            f"install {'it' if len(missing) == 1 else 'them'}: pip install 'understudy[{extra}]'"
+            f"{names} {'is' if len(missing) == 1 else 'are'} required here, and not installed; install "
+            f"{'it' if len(missing) == 1 else 'them'}: pip install 'understudy[{extra}]'"
         )
 
 
@@ -65,14 +65,17 @@ def require_files(directory: Path, *names: str) -> None:
     """Raise ConfigError when a model's directory lacks one of these files."""
     for name in names:
         if not (directory / name).is_file():
-            what = f"has no {name}" if directory.is_dir() else "is no directory"
-            raise ConfigError(f"{directory} {what}; {_ADVICE[name]}")
+            fault = f"has no {name}" if directory.is_dir() else f"is no directory, expected one with {name}"
+            raise ConfigError(f"{directory} {fault}; {_ADVICE[name]}")
 
 
 def missing_template(directory: Path) -> ConfigError:
     """Return the error for a model's directory without a chat template."""
     path = directory / "chat_template.jinja"
-    return ConfigError(f"{directory} has no chat template; copy the model's template to {path}")
+    return ConfigError(
+        f"{directory} has no chat template, in {path.name} or in tokenizer_config.json; copy the model's template "
+        f"to {path}"
+    )
 
 
 def fingerprint(directory: Path) -> str:

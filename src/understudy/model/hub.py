@@ -20,6 +20,7 @@ from understudy.model.pretrained import (
     read_record,
     write_record,
 )
+from understudy.util.text import reason_of
 
 _FILES = (
     "*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*", "*.jinja",
@@ -88,14 +89,14 @@ def fetch_from_hub(
         status = error.response.status_code
         login = "check the name, and log in with `hf auth login` or set HF_TOKEN if the model is gated or private"
         remedy = login if status in (401, 403, 404) else "retry later"
-        text = " ".join(str(getattr(error, "server_message", None) or error).split())[:300]
+        text = " ".join(str(getattr(error, "server_message", None) or "").split())[:300] or reason_of(error)
         raise ConfigError(f"the hub refused {name} (status {status}): {text}; {remedy}") from error
     except errors.HFValidationError as error:
-        raise ConfigError(f"invalid name of a model {name!r}: {error}; give OWNER/NAME") from error
+        raise ConfigError(f"invalid name of a model {name!r}: {reason_of(error)}; give OWNER/NAME") from error
     except network as error:
         raise ConfigError(
-            f"the hub cannot be reached: {type(error).__name__}: {error}; check the network and HF_ENDPOINT, or "
-            "copy the model's directory here and give its path"
+            f"{name}: the hub cannot be reached: {type(error).__name__}: {reason_of(error)}; check the network "
+            "and HF_ENDPOINT, or copy the model's directory here and give its path"
         ) from error
     directory = cached_directory(name, cache)
     return FetchedModel(directory=str(directory), record=read_record(directory))

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from understudy.errors import ConfigError
 from understudy.model.directory import require_files
+from understudy.util.text import reason_of
 
 _BYTES_BY_TYPE = {
     "F64": 8,
@@ -90,8 +91,8 @@ def read_shape(directory: Path) -> ModelShape:
         kv_heads = int(config.get("num_key_value_heads") or heads)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{directory / 'config.json'}: the shape of the model cannot be read ({error!r}); expected the "
-            "configuration of a causal language model: give a model's directory"
+            f"{directory / 'config.json'}: the shape of the model cannot be read: {reason_of(error)}; expected "
+            "the configuration of a causal language model: give the directory of one"
         ) from error
     parameters = weight_bytes = 0
     for path in sorted(directory.glob("*.safetensors")):
@@ -173,6 +174,12 @@ def _tensors(path: Path) -> list[tuple[int, int]]:
                 raise ValueError(f"its header has {length} bytes, expected at most {_HEADER_LIMIT}")
             header: dict[str, Any] = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        return [(math.prod(tensor["shape"]), _BYTES_BY_TYPE[tensor["dtype"]]) for tensor in header.values()]
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise ConfigError(f"{path}: damaged safetensors ({error!r}); download the model again") from error
+        tensors = [(math.prod(tensor["shape"]), str(tensor["dtype"])) for tensor in header.values()]
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, struct.error) as error:
+        raise ConfigError(f"{path}: damaged safetensors: {reason_of(error)}; download the model again") from error
+    if unknown := next((type_ for _, type_ in tensors if type_ not in _BYTES_BY_TYPE), None):
+        raise ConfigError(
+            f"{path}: a tensor has the type {unknown[:40]!r}, expected one of {', '.join(_BYTES_BY_TYPE)}; give "
+            "the model's weights in one of these, such as BF16"
+        )
+    return [(elements, _BYTES_BY_TYPE[type_]) for elements, type_ in tensors]

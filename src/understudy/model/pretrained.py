@@ -18,6 +18,7 @@ from msgspec import Struct
 from understudy.config import cache_dir
 from understudy.errors import ConfigError
 from understudy.util.files import atomic_path, locked, make_readable
+from understudy.util.text import reason_of
 
 RECORD = "understudy-model.json"
 GGUF = ".gguf"
@@ -109,7 +110,10 @@ def read_record(directory: Path) -> ModelRecord:
     try:
         return msgspec.json.decode((directory / RECORD).read_bytes(), type=ModelRecord)
     except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{directory / RECORD}: cannot be read ({error}); fetch the model again") from error
+        raise ConfigError(
+            f"{directory / RECORD}: cannot be read: {reason_of(error)}; remove {directory}, and fetch the model "
+            "again with `understudy models fetch`, or give its GGUF file again"
+        ) from error
 
 
 def verify_files(fetched: FetchedModel) -> None:
@@ -117,7 +121,10 @@ def verify_files(fetched: FetchedModel) -> None:
     for name, expected in fetched.record.files.items():
         path = Path(fetched.directory, name)
         if not path.is_file():
-            raise ConfigError(f"{path} is missing; remove {fetched.directory} and fetch the model again")
+            raise ConfigError(
+                f"{path} is missing, although the model's record lists it; fetch it again: understudy models "
+                f"fetch {fetched.record.name} --overwrite"
+            )
         check_sha256(path, expected)
 
 
@@ -125,7 +132,8 @@ def check_sha256(path: Path, expected: str) -> None:
     """Raise ConfigError unless a file has this SHA-256."""
     if (actual := sha256_of_file(path)) != expected:
         raise ConfigError(
-            f"{path.name} has SHA-256 {actual}, expected {expected}: it is damaged or another file; fetch it again"
+            f"{path.name} has SHA-256 {actual}, expected {expected}: it is damaged or another file; fetch it "
+            "again with `understudy models fetch NAME --overwrite`"
         )
 
 
@@ -145,7 +153,8 @@ def new_model(name: str, cache: Path) -> Generator[Path]:
                 make_readable(fresh)
         except OSError as error:
             raise ConfigError(
-                f"{target}: the model cannot be written: {error}; free some disk space, or set UNDERSTUDY_CACHE"
+                f"{target}: the model cannot be written: {reason_of(error)}; free some disk space, or set "
+                "UNDERSTUDY_CACHE to a directory that you can write"
             ) from error
 
 

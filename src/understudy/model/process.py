@@ -38,12 +38,13 @@ class ServerProcess(ChildProcess):
         """Wait until the server ends, which it does not do by itself. Raises BackendError with its last output."""
         await self._wait()
         raise BackendError(
-            f"the embedded model's server ended {self._exit_description()}; its last output: "
-            f"{self._log_tail()}. Correct the cause, then run the same command again"
+            f"the embedded model's server ended {self._exit_description()}, expected it to run until it is "
+            f"stopped; its last output: {self._log_tail()}. Correct the cause, then run the same command again"
         )
 
     async def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Wait until it listens. Raises BackendError when it ends first, or needs longer than `timeout_s`."""
+        line = b""
         try:
             async with asyncio.timeout(timeout_s):
                 line = await self._line()
@@ -56,17 +57,17 @@ class ServerProcess(ChildProcess):
             await self._reader
         except TimeoutError:
             raise BackendError(
-                f"the embedded model's server did not listen within {timeout_s:.0f} s: {self._log_tail()}; "
-                "run the same command again when the machine is less busy"
+                f"the embedded model's server did not listen within {timeout_s:.0f} s; its last output: "
+                f"{self._log_tail()}. Run the same command again when the machine is less busy"
             ) from None
         except msgspec.DecodeError as error:
             raise BackendError(
-                f"the embedded model's server printed an invalid startup message: {error}; another "
-                "installation may have been used: reinstall understudy"
+                f"the embedded model's server printed {line[:100]!r} at its start, expected its address as JSON "
+                f"({error}); another installation may have been used: reinstall understudy"
             ) from error
         raise BackendError(
             f"the embedded model's server did not start, it ended {self._exit_description()}: "
-            f"{self._log_tail()}; correct this, then run the same command again"
+            f"{self._log_tail()}. Correct the cause, then run the same command again"
         )
 
 

@@ -52,19 +52,18 @@ class ModelMessage(Struct):
         for part in self.content:
             if part.type == "image_url":
                 raise BackendError(
-                    "At most 0 image(s) may be provided in one prompt, because this model reads text only; "
-                    "leave the "
-                    "image out.",
+                    "At most 0 image(s) may be provided in one prompt, because this model reads text only; leave "
+                    "the image out.",
                     status=400,
                 )
             if part.type != "text":
                 raise BackendError(
-                    f"unsupported content part of type {part.type!r}; expected type 'text'; leave the part out",
+                    f"content: unsupported part of type {part.type[:100]!r}, expected 'text'; leave the part out",
                     status=400,
                 )
             if part.text is None:
                 raise BackendError(
-                    "content part of type 'text' has no text; expected a string in its key 'text': add it",
+                    "content: a part of type 'text' has no text, expected a string in its key 'text'; add it",
                     status=400,
                 )
             texts.append(part.text)
@@ -250,9 +249,13 @@ def read_body(body: bytes, as_: type[_Body]) -> _Body:
     """Return a request body as a struct. Raises InvalidRequestError that says where it is invalid."""
     try:
         return msgspec.json.decode(body, type=as_)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"invalid request body: {error}; correct this field") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = "; a \\ud800 to \\udfff escape must be one of a pair" if b"\\ud" in body.lower() else ""
-        raise InvalidRequestError(f"invalid request body: {error}{hint}; correct the request") from None
+        raise InvalidRequestError(
+            f"the request body is not valid JSON: {error}{hint}; expected a JSON object: correct it"
+        ) from None
 
 
 _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
@@ -305,7 +308,7 @@ def check_sampling(fields: SamplingFields, vocabulary: int) -> None:
         value = getattr(fields, name, None)
         message = f"{name} must be {expected}, got {value}; correct it, or leave it out."
         _refuse(value is not None and not allowed(value), name, message)
-    _refuse("" in fields.stop_strings, "stop", "stop cannot contain an empty string; remove it.")
+    _refuse("" in fields.stop_strings, "stop", "stop cannot contain an empty string; leave that one out.")
     biases = fields.logit_bias or {}
     outside = [bias for bias in biases.values() if not -100 <= bias <= 100]
     _refuse(bool(outside), "logit_bias", f"logit_bias must be in [-100, 100], got {outside[:5]}; correct it.")

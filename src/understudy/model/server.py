@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import hmac
-import importlib.util
 import os
 import signal
 import socket
@@ -26,7 +25,7 @@ import orjson
 import uvicorn
 
 from understudy.errors import BackendError, ConfigError, UnderstudyError
-from understudy.model.directory import fingerprint
+from understudy.model.directory import fingerprint, require_packages
 from understudy.model.protocol import (
     DetokenizeRequest,
     GenerateRequest,
@@ -54,6 +53,7 @@ from understudy.model.scripted.model import ScriptedModel
 from understudy.model.scripted.policies import POLICIES, TaskIndex, make_policy, read_tasks
 from understudy.model.scripted.tokenizer import scripted_tokenizer
 from understudy.util.addresses import is_loopback
+from understudy.util.text import reason_of
 
 _BODY_LIMIT = 64 << 20
 
@@ -208,8 +208,7 @@ class ModelServer:
         if scope["method"] not in methods:
             raise InvalidRequestError(
                 f"Method Not Allowed: {scope['method'][:20]}; expected {' or '.join(methods)} for "
-                f"{scope['path']}: "
-                "send the request so",
+                f"{scope['path']}: send the request with that method",
                 status=405,
                 kind="MethodNotAllowedError",
             )
@@ -218,8 +217,8 @@ class ModelServer:
             authorization = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(authorization, f"Bearer {self._key}".encode()):
                 raise InvalidRequestError(
-                    "Unauthorized: the API key is missing or invalid; send the server's as authorization: "
-                    "Bearer KEY",
+                    "Unauthorized: the API key is missing or invalid; send the one in the server's "
+                    f"{KEY_VARIABLE} in the header `authorization: Bearer KEY`",
                     status=401,
                     kind="AuthenticationError",
                 )
@@ -260,8 +259,9 @@ class ModelServer:
         request = read_body(command.body, TokenizeRequest)
         self._model_name(request.model)
         if (request.prompt is None) == (request.messages is None):
+            got = "neither" if request.prompt is None else "both"
             raise InvalidRequestError(
-                "expected either `prompt` or `messages`, got both or neither; send one of them", param="prompt"
+                f"expected either `prompt` or `messages`, got {got}; send one of them", param="prompt"
             )
         if request.messages is None:
             ids = self._served.vocabulary.encode(request.prompt or "")
@@ -345,7 +345,8 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         raise ConfigError(
-            f"cannot listen on {host} port {port}: {error}; give another --port or --host"
+            f"cannot listen on {host} port {port}: {reason_of(error)}; expected an address of this machine and a "
+            "free port: give another --port (0 takes a free one) or --host"
         ) from error
     return listener
 
@@ -412,11 +413,7 @@ def _load_policy(options: argparse.Namespace) -> ServedModel:
 def _load_weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
     """Return the model of a directory, and the context length to serve it with. Raises ConfigError."""
     version = options.model_version or fingerprint(options.weights)
-    if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
-        raise ConfigError(
-            f"serving weights needs {' and '.join(missing)}, which are not installed; install them: pip "
-            "install 'understudy[train]'"
-        )
+    require_packages("torch", "transformers")
     # Imported here, because it takes seconds and policies do not need it.
     import torch
 
@@ -434,7 +431,7 @@ def _load_weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
     if options.max_model_len is not None and options.max_model_len > model.context:
         raise ConfigError(
             f"--max-model-len is {options.max_model_len}, but the model in {options.weights} supports "
-            f"{model.context} tokens (max_position_embeddings in config.json); give at most that"
+            f"{model.context} tokens (max_position_embeddings in config.json); give at most that, or leave it out"
         )
     return model, model.context
 

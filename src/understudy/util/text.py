@@ -1,4 +1,6 @@
-"""Text for people: hostile text is made safe to show, and similar names are found for misspelled ones."""
+"""Text for people: hostile text is made safe to show, errors of libraries are put into one line, and similar names
+are found for misspelled ones.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,23 @@ def visible(text: str) -> str:
 def visible_line(text: str) -> str:
     """Return the first line of `text`, made visible."""
     return visible(text.strip()).partition("\n")[0]
+
+
+_REASON_CHARACTERS = 400
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what an error of a library says, as a part of a message of ours: one line of at most
+    _REASON_CHARACTERS characters, or the name of its class if it says nothing.
+
+    Of an error of the operating system it is the cause only, because the message names the file itself.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(visible(str(error)).split())
+    if isinstance(error, KeyError):
+        text = f"the key {text} is missing"
+    return text[:_REASON_CHARACTERS] or type(error).__name__
 
 
 def closest(name: str, choices: Iterable[str]) -> str | None:

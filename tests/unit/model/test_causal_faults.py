@@ -58,6 +58,22 @@ def test_extreme_sampling_parameters_affect_neither_their_request_nor_others(
     assert_logprobs(module, tame, outcome)
 
 
+def test_a_prompt_that_cannot_be_scored_is_an_error_with_its_traceback_in_the_log(
+    engine: CausalEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(torch.nn.Linear):
+        def forward(self, **_: Any) -> Any:
+            raise MemoryError("no room")
+
+    engine.set_weights("failing", ModelWeights(Failing(1, 1), "v0")).result(10)
+    with pytest.raises(BackendError, match="has no attribute 'config'; see the traceback in the server's log"):
+        engine.score([9, 10, 11], "failing").result(10)
+    assert "has no attribute 'config'" in caplog.text
+    engine.set_weights("failing", None).result(10)
+    with pytest.raises(BackendError, match="the adapter 'failing' was unloaded"):
+        engine.score([9, 10, 11], "failing").result(10)
+
+
 def test_a_failing_forward_pass_fails_running_requests_and_the_engine_continues(
     engine: CausalEngine, module: Any
 ) -> None:
@@ -69,7 +85,7 @@ def test_a_failing_forward_pass_fails_running_requests_and_the_engine_continues(
     engine.pause("keep", clear_cache=False).result(10)
     failing = engine.submit(ask([9, 10, 11], model="failing"))
     drained = engine.pause("wait", clear_cache=False)
-    with pytest.raises(BackendError, match="no room"):
+    with pytest.raises(BackendError, match="no room; see the traceback in the server's log"):
         failing.result(10)
     drained.result(10)
     engine.resume().result(10)

@@ -23,5 +23,5 @@ async def test_a_failed_start_reports_the_last_lines_of_output_whatever_their_le
     with pytest.raises(BackendError, match="did not start, it ended with exit code 3") as caught:
         async with ServerProcess.running("noisy", [], environment) as server:
             await server.start()
-    lines = str(caught.value).rpartition(": ")[2].partition(";")[0].splitlines()
+    lines = str(caught.value).rpartition(": ")[2].partition(". Correct")[0].splitlines()
     assert lines == [f"line {n}" for n in range(10, 60)]

@@ -74,10 +74,13 @@ def with_code(kind: str) -> Callable[[Path], None]:
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut short": (shortened, "cannot be loaded"),
     "pickled": (pickled, "contains more than tensors"),
-    "of another kind": (configured(model_type="bert"), "missing are: bert"),
-    "of a relative": (configured(model_type="llama"), "it knows nothing of: model.layers.0.self_attn.k_norm"),
+    "of another kind": (configured(model_type="bert"), "the weights lack tensors: bert"),
+    "of a relative": (
+        configured(model_type="llama"),
+        "the model has no tensors named: model.layers.0.self_attn.k_norm",
+    ),
     "of fewer layers": (configured(num_hidden_layers=1, layer_types=["full_attention"]), "layers.1."),
-    "of another width": (configured(hidden_size=64), "of another shape are: model.embed_tokens.weight"),
+    "of another width": (configured(hidden_size=64), "tensors have another shape: model.embed_tokens.weight"),
     "of words for numbers": (configured(hidden_size="many"), "hidden_size"),
     "with code of its own": (with_code("own"), "which Understudy never executes"),
 }

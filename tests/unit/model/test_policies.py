@@ -229,10 +229,10 @@ def test_an_invalid_patch_ends_with_a_message_and_no_change(patch: str, tmp_path
     ("name", "arguments", "message"),
     [
         ("clever", {}, "flaky, idle, oracle, terse, wrong"),
-        ("oracle", {"p": "1"}, "unknown argument 'p'"),
+        ("oracle", {"p": "1"}, "it takes no arguments, got 'p'"),
         ("flaky", {"p": "2"}, "from 0 to 1"),
-        ("flaky", {"p": "often"}, "give a number"),
-        ("flaky", {"seed": "nan"}, "give a whole number"),
+        ("flaky", {"p": "often"}, "expected a number; give one, such as p=0.5"),
+        ("flaky", {"seed": "nan"}, "expected a whole number"),
     ],
 )
 def test_invalid_policies_and_arguments_are_config_errors(

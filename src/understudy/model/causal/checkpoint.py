@@ -19,6 +19,7 @@ from understudy.model.causal.cache import SlotCache
 from understudy.model.directory import missing_template, require_files
 from understudy.model.hermes import byte_level_bytes, check_unicode, decode_tokens
 from understudy.model.protocol import InvalidRequestError, MessageToolCall, ModelMessage, ModelTool
+from understudy.util.text import reason_of
 
 _library: Any = transformers  # its type annotations are unusable
 
@@ -71,7 +72,8 @@ class CausalTokenizer:
             )
         except Exception as error:  # a template is a program, and may raise anything
             raise InvalidRequestError(
-                f"the chat template rejected the conversation: {error}; send messages that its template supports",
+                f"messages: the model's chat template rejects this conversation: {reason_of(error)}; expected "
+                "roles and contents that the template allows: change the messages as it says",
                 param="messages",
             ) from error
         return self.encode(text)
@@ -108,7 +110,10 @@ def load_tokenizer(directory: Path) -> Any:
     try:
         return _library.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # errors of transformers and tokenizers have no narrower class
-        raise ConfigError(f"{directory}: invalid tokenizer: {error}; download it again with the model") from error
+        raise ConfigError(
+            f"{directory}: invalid tokenizer: {reason_of(error)}; expected tokenizer.json and "
+            "tokenizer_config.json as transformers writes them: download them again with the model"
+        ) from error
 
 
 def _token_bytes(loaded: Any, vocabulary: dict[str, int], added: dict[int, str]) -> list[bytes]:
@@ -131,7 +136,13 @@ def _token_bytes(loaded: Any, vocabulary: dict[str, int], added: dict[int, str])
 
 _PROBE_TOKENS = 6
 """The tokens of the short sequence with which a module is tested."""
-_MISMATCH = {"missing": "missing are", "mismatched": "of another shape are", "unexpected": "it knows nothing of"}
+_MISMATCH = {
+    "missing": "the weights lack tensors",
+    "mismatched": "tensors have another shape",
+    "unexpected": "the model has no tensors named",
+}
+_USE_VLLM = "serve it with vLLM, and give its address (--backend vllm --base-url http://HOST:PORT/v1)"
+"""What to do with a model that the embedded server does not support."""
 
 
 class Checkpoint(Struct, frozen=True):
@@ -167,13 +178,16 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         ends.update(cast("list[int]", value) if isinstance(value, list) else [] if value is None else [value])
     if not ends:
         raise ConfigError(
-            f"{directory}: the token that ends a turn is missing; expected eos_token_id: set eos_token_id in "
-            "its generation_config.json"
+            f"{directory / 'generation_config.json'}: eos_token_id is missing, here and in config.json; set it to "
+            "the id of the token that ends a turn"
         )
     context = getattr(config, "max_position_embeddings", None)
     if not isinstance(context, int) or context < 1:
         path = directory / "config.json"
-        raise ConfigError(f"{path} has no max_position_embeddings; set it to the tokens of the model's context")
+        raise ConfigError(
+            f"{path}: max_position_embeddings is {context!r}, expected the model's context length in tokens, 1 or "
+            "more; set it"
+        )
     return Checkpoint(directory, tokenizer, context, frozenset(ends), vocabulary)
 
 
@@ -183,8 +197,8 @@ def read_config(directory: Path) -> Any:
     kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
     if kinds - {"full_attention"} or (getattr(config, "sliding_window", None) and not kinds):
         raise ConfigError(
-            f"{directory} has a model with {', '.join(sorted(kinds)) or 'sliding window'} layers, but the "
-            "embedded server supports full attention only; serve it with vLLM"
+            f"{directory / 'config.json'}: the model has {', '.join(sorted(kinds)) or 'sliding window'} layers, "
+            f"but the embedded server supports full attention only; {_USE_VLLM}"
         )
     return config
 
@@ -200,17 +214,17 @@ def _causal_config(directory: Path) -> Any:
     except Exception as error:  # errors of transformers have no narrower class
         if "trust_remote_code" in str(error):
             raise ConfigError(
-                f"{directory / 'config.json'} requires code of the model itself (auto_map), which Understudy "
-                f"never executes; give a model of an architecture that transformers supports"
+                f"{directory / 'config.json'}: auto_map requires code of the model itself, which Understudy never "
+                "executes; give a model of an architecture that transformers has"
             ) from error
         raise ConfigError(
-            f"{directory / 'config.json'}: invalid or unsupported model: {error}; give a model "
-            "that transformers supports"
+            f"{directory / 'config.json'}: invalid or unsupported model: {reason_of(error)}; give a model that "
+            f"transformers {_library.__version__} supports, or install a release that supports this one"
         ) from error
     if type(config) not in _library.AutoModelForCausalLM._model_mapping:
         raise ConfigError(
-            f"{directory} has a model of type {config.model_type!r}, which is not a causal language "
-            f"model; give a causal language model"
+            f"{directory / 'config.json'}: model_type is {config.model_type!r}, expected a causal language model, "
+            "such as llama or qwen3; give the directory of one"
         )
     return config
 
@@ -254,19 +268,20 @@ def load_module(directory: Path, dtype: torch.dtype | None) -> Any:
         )
     except pickle.UnpicklingError as error:
         raise ConfigError(
-            f"the weights in {directory} are a pickle that is damaged or contains more than tensors, which "
-            f"could run code when loaded; convert the weights to safetensors"
+            f"{directory}: the weights are a pickle that is damaged, or contains more than tensors and could run "
+            "code when it is loaded; expected *.safetensors: download the model in this format"
         ) from error
     except Exception as error:  # errors of transformers and safetensors have no narrower class
         raise ConfigError(
-            f"the weights in {directory} cannot be loaded: {error}; if files are damaged, download them again"
+            f"{directory}: the weights cannot be loaded: {reason_of(error)}; expected complete *.safetensors that "
+            "belong to its config.json: download the model again, or free memory if that ran out"
         ) from error
     for what in ("missing", "mismatched", "unexpected"):
         if names := sorted(name if isinstance(name, str) else name[0] for name in loading_info[f"{what}_keys"]):
             names_text = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             raise ConfigError(
-                f"the weights in {directory} do not match its config.json ({type(module).__name__}): "
-                f"{_MISMATCH[what]}: {names_text}; replace config.json by the one that belongs to the weights"
+                f"{directory}: the weights do not match config.json ({type(module).__name__}): {_MISMATCH[what]}: "
+                f"{names_text}; replace config.json by the one that belongs to the weights"
             )
     return module
 
@@ -328,14 +343,15 @@ def _check_cached_forward(directory: Path, module: Any) -> None:
         cached = forward(module, slots, [tokens[-1:]] * 2, [0, 1], [_PROBE_TOKENS - 1] * 2)
     except Exception as error:  # a model of an arbitrary architecture may raise anything
         raise ConfigError(
-            f"the model in {directory} cannot be run with a KV cache: {error}; serve it with vLLM"
+            f"{directory}: the embedded server cannot run the model with a KV cache: {reason_of(error)}; "
+            f"{_USE_VLLM}"
         ) from error
     size = 1.0 + uncached.abs().max().item()
     # Values that are not finite are ignored here; requests that meet them report them.
     if (cached - uncached).abs().max().item() > (1e-3 if uncached.dtype == torch.float32 else 5e-2) * size:
         raise ConfigError(
-            f"the model in {directory} gives other results with a KV cache than without: the embedded "
-            f"server does not support its architecture; serve it with vLLM"
+            f"{directory}: the model gives other results with a KV cache than without, so the embedded server "
+            f"does not support its architecture; {_USE_VLLM}"
         )
 
 
@@ -344,9 +360,11 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content: Any = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{path} cannot be read: {error}; expected a readable JSON object: download the model again"
+            f"{path}: invalid JSON: {reason_of(error)}; expected a JSON object: download the model again"
         ) from error
     if not isinstance(content, dict):
         raise ConfigError(

@@ -22,6 +22,7 @@ from understudy.model.causal.cache import Ids, PrefixCache, SlotCache, common_pr
 from understudy.model.causal.checkpoint import forward, prompt_logprobs
 from understudy.model.causal.sampling import SamplingSettings, random_source, sample_tokens
 from understudy.model.responses import ModelVersionSpan
+from understudy.util.text import reason_of
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -134,7 +135,6 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 _SHUTTING_DOWN = "the server is shutting down; send the request again when it runs"
-_UNLOADED = "the adapter was unloaded while this request ran; load it again, or name another model"
 
 PauseMode = Literal["abort", "wait", "keep"]
 """What a pause does with requests in progress: end them with what they have so far, let them finish, or suspend
@@ -201,8 +201,8 @@ class CausalEngine:
                 self._waiting = deque(job for job in self._waiting if not job.cancelled)
             if len(self._waiting) >= self._limits.queue:
                 raise BackendError(
-                    f"{len(self._waiting)} requests are waiting, the maximum; send it again later, or fewer "
-                    "at a time",
+                    f"overloaded: {len(self._waiting)} requests are waiting, the maximum; send this one again "
+                    "later, or fewer at a time",
                     status=503,
                 )
             self._waiting.append(job)
@@ -218,11 +218,15 @@ class CausalEngine:
         scored: Future[list[float]] = Future()
 
         def compute() -> None:
+            if model not in self._weights:
+                _set_error(scored, BackendError(_unloaded_message(model), status=500))
+                return
             try:
                 module = self._weights[model].module
                 _set_result(scored, prompt_logprobs(module, prompt, self._limits.chunk))
             except Exception as error:  # noqa: BLE001 - the caller gets the error; the thread must go on
-                _set_error(scored, BackendError(f"the engine failed: {error}; see the server's log", status=500))
+                _log.exception("the engine failed to score a prompt of %d tokens", len(prompt))
+                _set_error(scored, BackendError(_failure(error), status=500))
 
         self._run_between_steps(compute)
         return scored
@@ -270,7 +274,9 @@ class CausalEngine:
         def exchange() -> None:
             if weights is None:
                 self._weights.pop(model, None)
-                self._fail_jobs([job for job in self._active if job.request.model == model], _UNLOADED)
+                self._fail_jobs(
+                    [job for job in self._active if job.request.model == model], _unloaded_message(model)
+                )
             else:
                 self._weights[model] = weights
             if clear_cache or weights is None:
@@ -299,7 +305,8 @@ class CausalEngine:
             try:
                 action()
             except Exception as error:  # noqa: BLE001 - the caller gets the error; the thread must go on
-                _set_error(done, BackendError(f"the engine failed: {error}; see the server's log", status=500))
+                _log.exception("the engine failed between two steps")
+                _set_error(done, BackendError(_failure(error), status=500))
             else:
                 _set_result(done, None)
 
@@ -326,11 +333,11 @@ class CausalEngine:
             try:
                 self._step()
             except Exception as error:  # noqa: BLE001 - active requests fail; queued ones must still be served
-                _log.exception("a step of the engine failed")
+                _log.exception("a step of the engine failed, and its %d requests with it", len(self._active))
                 # The cached values may be incomplete, or memory may have run out, so drop them all.
                 self._prefixes.clear()
                 self._slots.clear()
-                self._fail_jobs(list(self._active), f"the engine failed: {error}; see the server's log")
+                self._fail_jobs(list(self._active), _failure(error))
             if self._paused == "keep" or not (self._active or self._waits_despite_pause()):
                 self._complete_drained()
         self._fail_jobs([*self._active, *self._waiting], _SHUTTING_DOWN, status=503)
@@ -377,7 +384,7 @@ class CausalEngine:
                 if job.request.model in self._weights:
                     self._active.append(job)
                 else:
-                    self._fail_jobs([job], _UNLOADED)
+                    self._fail_jobs([job], _unloaded_message(job.request.model))
 
     def _prefill(self, job: SamplingJob) -> None:
         """Compute the next chunk of a request's tokens that are not in the KV cache."""
@@ -433,7 +440,11 @@ class CausalEngine:
         sampled = sample_tokens(logits, settings, [job.random.random() for job in jobs], histories)
         for job, (token, logprob) in zip(jobs, sampled, strict=True):
             if not math.isfinite(logprob):
-                self._fail_jobs([job], "the model's weights give no finite probabilities; load others")
+                message = (
+                    f"the weights of {job.request.model!r} give no finite probabilities (NaN or infinity); load "
+                    "weights from before the training diverged, or download damaged ones again"
+                )
+                self._fail_jobs([job], message)
                 continue
             result = job.add(token, self._bytes[token], logprob, self._weights[job.request.model].version)
             if result is not None:
@@ -468,6 +479,21 @@ class CausalEngine:
                 self._slots.zero(self._active.index(job))
                 job.computed = 0
                 self._free_slot(job)
+
+
+def _failure(error: Exception) -> str:
+    """Return the message for requests that an unexpected error of the engine ended."""
+    return (
+        f"the engine failed: {reason_of(error)}; see the traceback in the server's log, or restart the server "
+        "with a lower --max-num-seqs if memory ran out"
+    )
+
+
+def _unloaded_message(model: str) -> str:
+    return (
+        f"the adapter {model!r} was unloaded before this request was complete; load it again with POST "
+        "/v1/load_lora_adapter, or name another model"
+    )
 
 
 def _set_result(future: Future[_T], result: _T) -> None:

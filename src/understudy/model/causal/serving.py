@@ -7,7 +7,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import torch
@@ -38,6 +38,7 @@ from understudy.model.protocol import (
     read_body,
 )
 from understudy.model.responses import ControlHandler, ControlRequest, ModelCompletion
+from understudy.util.text import reason_of
 
 _SMALL_MODEL_PARAMETERS = 50_000_000
 """Parameters below which a second thread, and packed layers, cost more than they bring."""
@@ -106,8 +107,8 @@ class WeightStore:
         async with self._lock:
             if name == self.base:
                 raise InvalidRequestError(
-                    f"The model '{name}' is the one that adapters are added to; expected another name for the "
-                    "adapter: choose one",
+                    f"lora_name: '{name}' is the name of the base model; expected one that no served model has: "
+                    "choose another",
                     param="lora_name",
                 )
             if name in self._adapters and not in_place:
@@ -132,8 +133,12 @@ class WeightStore:
         async with self._lock:
             if name not in self._adapters:
                 raise InvalidRequestError(
-                    f"The lora adapter '{name}' cannot be found. Name one of: "
-                    f"{', '.join(self._adapters) or 'none is loaded'}",
+                    f"The lora adapter '{name}' cannot be found. "
+                    + (
+                        f"Name one of: {', '.join(self._adapters)}"
+                        if self._adapters
+                        else "No adapter is loaded; POST /v1/load_lora_adapter loads one."
+                    ),
                     status=404,
                     kind="NotFoundError",
                 )
@@ -154,16 +159,16 @@ class WeightStore:
             raise ConfigError(
                 f"{directory / 'config.json'}: max_position_embeddings is "
                 f"{config.max_position_embeddings}, expected at least {self._checkpoint.context}, the context "
-                "length of the served model; give weights of the same architecture"
+                "length of the served model; give weights with at least that, or serve these with a new server"
             )
         module = load_model(directory, device=self._device)
         actual, expected = _shapes(module), self._shapes
         for name in sorted(actual.keys() | expected.keys()):
             if actual.get(name) != expected.get(name):
                 raise ConfigError(
-                    f"the weights in {directory} do not fit the served model: {name} has the shape "
-                    f"{actual.get(name, 'none')}, expected {expected.get(name, 'none')}; give weights of the "
-                    "same architecture"
+                    f"{directory}: the weights do not fit the served model: {name} has the shape "
+                    f"{actual.get(name, 'none (the tensor is missing)')}, expected "
+                    f"{expected.get(name, 'none (no such tensor)')}; give weights of the same architecture"
                 )
         return module
 
@@ -185,8 +190,8 @@ class WeightStore:
                 await asyncio.wrap_future(done)
         except TimeoutError:
             raise BackendError(
-                f"the engine did not load the new weights within {_EXCHANGE_TIMEOUT_S:g} s, its time limit; send "
-                "the request again",
+                f"the engine did not load the new weights of {name!r} within {_EXCHANGE_TIMEOUT_S:g} s, its time "
+                "limit; see the server's log, and send the request again",
                 status=500,
             ) from None
 
@@ -203,12 +208,16 @@ def merge_adapter(module: Any, adapter: Path, base: Path) -> Any:
     """Return a copy of a module with a PEFT LoRA adapter merged into it. Raises ConfigError for anything else."""
     config = adapter / "adapter_config.json"
     if not config.is_file():
-        raise ConfigError(f"{adapter} has no adapter_config.json; give the directory of a PEFT adapter")
+        raise ConfigError(
+            f"{config}: no such file; expected a PEFT adapter as its save_pretrained writes it: give the "
+            "directory of one"
+        )
     try:
         kind = json.loads(config.read_text("utf-8"))["peft_type"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
-            f"{config}: invalid adapter configuration: {error!r}; give one that PEFT wrote"
+            f"{config}: invalid adapter configuration: {reason_of(error)}; expected a JSON object with peft_type: "
+            "give one that PEFT wrote"
         ) from error
     if kind != "LORA":
         raise ConfigError(f"{config}: unsupported adapter type {kind!r}; give one of the type LORA")
@@ -224,12 +233,13 @@ def merge_adapter(module: Any, adapter: Path, base: Path) -> Any:
         merged: Any = tuned.merge_and_unload()
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"{adapter}: the adapter's weights cannot be read: {error}; give a complete directory that PEFT wrote"
+            f"{adapter}: the adapter's weights cannot be read: {reason_of(error)}; give a complete directory that "
+            "PEFT wrote"
         ) from error
     except Exception as error:  # errors of PEFT have no narrower class
         raise ConfigError(
-            f"the adapter in {adapter} does not fit the model in {base}: {error}; give an adapter "
-            "that was trained on this model"
+            f"{adapter}: the adapter does not fit the model in {base}: {reason_of(error)}; give an adapter that "
+            "was trained on this model"
         ) from error
     return merged.eval().requires_grad_(False)
 
@@ -344,7 +354,9 @@ class CausalModel:
             mode = msgspec.convert(command.query.get("mode", "abort"), PauseMode)
         except msgspec.ValidationError:
             raise InvalidRequestError(
-                f"mode must be abort, wait or keep, got {command.query.get('mode')!r}", param="mode"
+                f"mode: expected one of {', '.join(get_args(PauseMode))}, got {command.query.get('mode')!r}; "
+                "send one of them",
+                param="mode",
             ) from None
         clear = _flag(command, "clear_cache", default=True)
         await asyncio.wrap_future(self._engine.pause(mode, clear_cache=clear))
@@ -362,7 +374,9 @@ class CausalModel:
         call = read_body(command.body, _CollectiveCall)
         if call.method != "reload_weights":
             raise InvalidRequestError(
-                f"method: expected reload_weights, got {call.method!r}; send that", param="method"
+                f"method: {call.method!r} is unsupported, expected reload_weights; send that, or serve the model "
+                "with vLLM for others",
+                param="method",
             )
         path = Path(call.kwargs.weights_path) if call.kwargs.weights_path else self._checkpoint.directory
         await self._weights.exchange(path, call.kwargs.weight_version)

@@ -175,6 +175,9 @@ class _JsonSchemaPart(Struct):
     minimum: float | int = 0
 
 
+_MAX_SCHEMA_DEPTH = 20
+
+
 def _minimal_call(tools: Sequence[ModelTool], name: str) -> ActionCall:
     parameters = next(tool.function.parameters for tool in tools if tool.function.name == name)
     return ActionCall(name, json.dumps(_minimal_value(parameters or {"type": "object"}, ""), ensure_ascii=False))
@@ -182,12 +185,17 @@ def _minimal_call(tools: Sequence[ModelTool], name: str) -> ActionCall:
 
 def _minimal_value(definition: dict[str, Any], text: str, depth: int = 0) -> Any:
     """Return a smallest value of a JSON schema, with `text` for strings."""
-    if depth > 20:
-        raise InvalidRequestError("a JSON schema is nested more than 20 levels deep; use a flatter one")
+    if depth > _MAX_SCHEMA_DEPTH:
+        raise InvalidRequestError(
+            f"a JSON schema is nested more than {_MAX_SCHEMA_DEPTH} levels deep, the maximum for scripted "
+            "policies; use a flatter one, or serve weights (--weights)"
+        )
     try:
         schema = msgspec.convert(definition, _JsonSchemaPart)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"invalid JSON schema: {error}; correct the schema of the tool") from None
+        raise InvalidRequestError(
+            f"invalid JSON schema: {error}; correct this key in the schema of the tool or of response_format"
+        ) from None
     for value in (schema.const, schema.default, *schema.enum[:1]):
         if value is not msgspec.UNSET:
             return value

@@ -82,7 +82,7 @@ def read_tasks(path: Path) -> TaskIndex:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise TaskError(
-            f"cannot read the task file {path}: {error.strerror}; give an existing JSONL file"
+            f"cannot read the task file {path}: {error.strerror}; give a readable JSONL file of tasks"
         ) from error
     tasks: list[ScriptedTask] = []
     for number, line in enumerate(lines, 1):
@@ -91,7 +91,10 @@ def read_tasks(path: Path) -> TaskIndex:
         try:
             tasks.append(msgspec.json.decode(line, type=ScriptedTask))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TaskError(f"{path}, line {number}: invalid task record: {error}; correct it") from None
+            raise TaskError(
+                f"{path}, line {number}: invalid task record: {error}; expected a JSON object with instance_id, "
+                "instruction and gold_patch: correct this line"
+            ) from None
     return TaskIndex(tasks)
 
 
@@ -150,7 +153,9 @@ def _wrong_changes(task: ScriptedTask) -> list[Change]:
 def _flaky(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
     probability = _number(arguments, "p", 0.5)
     if not 0 <= probability <= 1:
-        raise ConfigError(f"policy flaky: p is {probability}; give a number from 0 to 1")
+        raise ConfigError(
+            f"policy flaky: p is {probability}, expected a probability; give a number from 0 to 1, such as p=0.5"
+        )
     seed = _number(arguments, "seed", 0)
 
     def changes(turn: ChatTurn, task: ScriptedTask) -> Sequence[Change]:
@@ -180,8 +185,9 @@ def make_policy(name: str, tasks: TaskIndex, arguments: Mapping[str, str]) -> Po
     expected = _ARGUMENTS.get(name, ())
     for key in arguments:
         if key not in expected:
-            supported = " or ".join(expected) or "none"
-            raise ConfigError(f"policy {name}: unknown argument {key!r}; give {supported}")
+            if not expected:
+                raise ConfigError(f"policy {name}: it takes no arguments, got {key!r}; leave the argument out")
+            raise ConfigError(f"policy {name}: unknown argument {key!r}; give one of {', '.join(expected)}")
     return POLICIES[name](tasks, arguments)
 
 
@@ -190,4 +196,6 @@ def _number(arguments: Mapping[str, str], key: str, default: _Number) -> _Number
         return type(default)(arguments.get(key, default))
     except ValueError:
         kind = "whole number" if isinstance(default, int) else "number"
-        raise ConfigError(f"policy flaky: {key} is {arguments[key]!r}; give a {kind}") from None
+        raise ConfigError(
+            f"policy flaky: {key} is {arguments[key][:80]!r}, expected a {kind}; give one, such as {key}={default}"
+        ) from None

@@ -344,6 +344,7 @@ def _around_tools() -> tuple[str, str]:
 
 def _invalid_prompt(what: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"the prompt does not follow this model's chat template: {what}; render it with the template",
+        f"token_ids: the prompt does not follow this model's chat template: {what}; render the conversation with "
+        "POST /tokenize, and send these tokens",
         param="token_ids",
     )
