@@ -269,6 +269,17 @@ def test_damage_is_told_as_damage(file_store: Store) -> None:
         list(again.calls.of_attempt(attempt.id))
 
 
+def test_damage_that_is_found_while_a_call_is_assembled_names_the_store(file_store: Store) -> None:
+    attempt = running(file_store)
+    file_store.calls.append(make_call(attempt.id)).result()
+    file_store.close()
+    with sqlite3.connect(file_store.directory / "store.db") as raw:
+        raw.execute("UPDATE blobs SET data = x'00', codec = 0 WHERE id IN (SELECT skeleton_id FROM calls)")
+    raw.close()
+    with Store.open(file_store.directory) as again, pytest.raises(StoreError, match=r"store\.db: .*a request"):
+        list(again.calls.of_attempt(attempt.id))
+
+
 def test_a_torn_file_is_told_as_damage(file_store: Store) -> None:
     file_store.close()
     file = file_store.directory / "store.db"

@@ -32,7 +32,7 @@ from understudy.export.mixture import MixturePart
 from understudy.export.parquet import ExportParquetWriter, JsonLinesWriter
 from understudy.types import SCHEMA
 from understudy.util.arrow import Columns
-from understudy.util.files import atomic_write
+from understudy.util.files import atomic_write, write_remedy
 
 CARD_NAME = "README.md"
 
@@ -510,6 +510,6 @@ def explain_write_errors(output: Path) -> Generator[None]:
         ) from error
     except OSError as error:
         raise ConfigError(
-            f"cannot write the export to {output}: {error.filename or output}: {error.strerror or error}; choose "
-            "another --output"
+            f"cannot write the export to {output}: {error.filename or output}: {error.strerror or error}; "
+            f"{write_remedy(error, 'choose another --output')}"
         ) from error

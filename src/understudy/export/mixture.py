@@ -42,8 +42,8 @@ def parse_weight_rule(text: str) -> WeightRule:
     match = _WEIGHT.fullmatch(text)
     if match is None or float(match[1]) > _MAX_WEIGHT:
         raise ConfigError(
-            f"--weight: expected a number from 0 to {_MAX_WEIGHT:g}, a colon and a condition on turns, as "
-            f"\"3: tests = 'passed'\", got {text!r}; correct it"
+            f"--weight: got {text!r}, expected a number from 0 to {_MAX_WEIGHT:g}, a colon and an SQL condition "
+            "on turns; give, for example, --weight \"3: tests = 'passed'\""
         )
     return WeightRule(float(match[1]), match[2].strip())
 

@@ -59,13 +59,20 @@ def plan_push(directory: Path, repo: str, *, private: bool = True, unredacted: b
             continue
         path = directory / name
         if not path.is_file() or not path.resolve().is_relative_to(directory.resolve()):
-            raise ConfigError(f"{path}: missing, or not inside the export; export again")
+            raise ConfigError(
+                f"{path}: listed in {MANIFEST}, but missing, or not inside the export; write it again with: "
+                "understudy export"
+            )
         if name != CARD_NAME and sha256_of(path) != about.get("sha256"):
-            raise ConfigError(f"{path}: changed since it was exported; export again")
+            raise ConfigError(
+                f"{path}: changed since it was exported, as its SHA-256 shows (expected "
+                f"{str(about.get('sha256'))[:12]}…); write it again with: understudy export"
+            )
         files[name] = path.stat().st_size
     if not files:
         raise ConfigError(
-            f"{directory / MANIFEST}: invalid manifest: expected the files of an export, got none; export again"
+            f"{directory / MANIFEST}: invalid manifest: expected the files of an export, got none; write the "
+            "export again with: understudy export"
         )
     files[MANIFEST] = (directory / MANIFEST).stat().st_size
     return PushSummary(repo=repo, private=private, files=files)
@@ -108,7 +115,7 @@ def push(directory: Path, planned: PushSummary, report: Callable[[str], None] = 
         ) from error
     except (errors.HFValidationError, errors.LocalTokenNotFoundError) as error:
         raise ConfigError(
-            f"{planned.repo}: huggingface_hub refused to push: {error}; check the dataset's name and your login"
+            f"{planned.repo}: huggingface_hub refused to push: {error}; check the dataset's name, or {_LOGIN}"
         ) from error
     except network as error:
         raise ConfigError(

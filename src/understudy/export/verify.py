@@ -109,13 +109,19 @@ def verify_rows(store: Store, rows: Iterable[tuple[str, dict[str, Any]]], report
             if key in row and row[key] != value:
                 report.add(where, f"{key} is {row[key]!r}, the verdict's is {value!r}; export again")
         if not (chosen := _calls_of_row(row, calls)):
-            report.add(where, f"none of the calls of attempt {attempt_id} is the row's")
+            report.add(
+                where,
+                f"none of the {len(calls)} calls of attempt {attempt_id} is the row's, expected those that its "
+                "call_ids, example_id or turn names; export again",
+            )
             continue
         for call in chosen:
             _check_call(call, versioned, where, report)
         version = chosen[-1].policy_version
         if "policy_version" in row and row["policy_version"] not in (None, version):
-            report.add(where, f"policy_version is {row['policy_version']!r}, the call's is {version!r}")
+            report.add(
+                where, f"policy_version is {row['policy_version']!r}, the call's is {version!r}; export again"
+            )
         tokens = _tokens_of_row(row)
         if tokens is not None and (skew := _differing_tokens(tokens, chosen)):
             report.skewed_tokens += skew
@@ -133,7 +139,10 @@ def _verdict_problems(store: Store, graded: GradedRollout) -> Iterator[str]:
         yield f"its verdict is on patch {verdict.patch_digest[:12]}, the stored one is {patch[:12]}; {_REGRADE}"
     task = task_digest(store.runs.task(rollout.run_id, rollout.task_id))
     if verdict.task_digest != task:
-        yield f"its verdict is on version {verdict.task_digest[:12]} of the task, the stored one is {task[:12]}"
+        yield (
+            f"its verdict is on version {verdict.task_digest[:12]} of the task, the stored one is {task[:12]}; "
+            f"{_REGRADE}"
+        )
 
 
 def _check_call(call: Call, versioned: Collection[str], where: str, report: LineageReport) -> None:
@@ -145,11 +154,18 @@ def _check_call(call: Call, versioned: Collection[str], where: str, report: Line
     if call.status != "ok" or not call.completion_token_ids:
         return
     if call.policy_version is None and call.backend_model in versioned:
-        report.add(f"{where}, call {call.id}", "has no version of the weights, as other calls of its model have")
+        report.add(
+            f"{where}, call {call.id}",
+            f"has no version of the weights, expected one, as other calls of {call.backend_model} have; its "
+            "server reported none, so leave it out of training",
+        )
     report.unversioned += call.policy_version is None and call.backend_model not in versioned
     if call.logprobs is not None and len(call.logprobs) != len(call.completion_token_ids):
-        counts = f"{len(call.logprobs)} logprobs for {len(call.completion_token_ids)} tokens"
-        report.add(f"{where}, call {call.id}", f"has {counts}")
+        report.add(
+            f"{where}, call {call.id}",
+            f"has {len(call.logprobs)} logprobs for {len(call.completion_token_ids)} tokens, expected one for "
+            "each; its server reported them, so leave it out of training",
+        )
 
 
 def _attempt_of_row(store: Store, row: dict[str, Any]) -> str:

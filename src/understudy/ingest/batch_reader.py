@@ -405,7 +405,8 @@ def _in_processes(
             child.terminate()
         if isinstance(error, BrokenProcessPool):
             raise ConfigError(
-                "a worker process that read logs was killed, perhaps because memory ran out; retry with --jobs 1"
+                f"one of {jobs} processes that read logs was killed, perhaps because memory ran out; retry with "
+                "--jobs 1, which needs the least memory"
             ) from error
         raise
     finally:

@@ -40,14 +40,21 @@ from understudy.ingest.batch_reader import (
 from understudy.ingest.formats.registry import LogBatch
 from understudy.ingest.found_logs import FoundLogs
 from understudy.ingest.log_files import INSIDE
-from understudy.ingest.state_files import ParquetWriter, PrivateFile, load_spool, part_path, writing
+from understudy.ingest.state_files import (
+    ParquetWriter,
+    PrivateFile,
+    load_spool,
+    not_a_file,
+    part_path,
+    writing,
+)
 from understudy.ingest.trace_store import storable
 from understudy.redact.betterleaks import is_installed
 from understudy.redact.report import RedactionReport, write_report_beside
 from understudy.store import Store
 from understudy.store.address import StoreLocation
 from understudy.store.sessions import LogSource, TextOrBytes
-from understudy.util.files import locked
+from understudy.util.files import locked, write_remedy
 
 _READER = "18"
 """The version of the readers.
@@ -265,7 +272,7 @@ def collect_to_file(
     """
     output = output.resolve()
     if output.exists() and not output.is_file():
-        raise ConfigError(f"--output: {output} exists and is not a regular file; choose another output file")
+        raise not_a_file(output)
     job = IngestJob(selection, "parquet" if output.suffix == ".parquet" else "lines", key)
     now = [_identities(batch) for batch in logs.batches]
     before = load_manifest(output, job)
@@ -284,7 +291,8 @@ def collect_to_file(
         # Rows of a Parquet file cannot be copied without being decoded, so all logs are read again.
         old = [None for _ in old]
     plan = list(zip(logs.batches, now, old, strict=True))
-    with _workplace(output.parent, f".{output.name[:100]}.") as directory:
+    remedy = "choose an --output in an existing directory in which you may write"
+    with _workplace(output.parent, f".{output.name[:100]}.", remedy) as directory:
         whole = directory / _WHOLE
         with closing(ParquetWriter(whole) if job.form == "parquet" else PrivateFile(whole)) as file:
             progress = logs.progress()
@@ -362,9 +370,10 @@ def collect_to_store(
     job = IngestJob(selection, "rows")
     if isinstance(location, Path):
         _make(location)
-        parent, prefix = location, ".reading."
+        parent, prefix, remedy = location, ".reading.", "choose a --dir in which you may write"
     else:
         parent, prefix = Path(tempfile.gettempdir()), ".understudy-reading."
+        remedy = "set TMPDIR to an existing directory in which you may write"
     with Store.open(location) as store:
         stored = store.sessions.sources()
         total = IngestSummary(skipped=logs.skipped.copy(), errors=[*logs.errors])
@@ -384,7 +393,7 @@ def collect_to_store(
         if not fresh:
             return total
         seen: set[bytes] = set()
-        with _workplace(parent, prefix) as workspace:
+        with _workplace(parent, prefix, remedy) as workspace:
             reading = read_batches(fresh, job, jobs, workspace, progress, report)
             for of_batch, (read, source) in zip(sources, reading, strict=True):
                 dropped = total.add(read, seen)
@@ -408,7 +417,8 @@ def _make(directory: Path) -> None:
         return
     except OSError as error:
         raise ConfigError(
-            f"--dir: cannot create {directory}: {error.strerror}; choose a directory that you may create"
+            f"--dir: cannot create {directory}: {error.strerror}; "
+            f"{write_remedy(error, 'choose a directory that you may create')}"
         ) from error
 
 
@@ -416,18 +426,16 @@ def _make(directory: Path) -> None:
 
 
 @contextmanager
-def _workplace(parent: Path, prefix: str) -> Generator[Path]:
+def _workplace(parent: Path, prefix: str, remedy: str) -> Generator[Path]:
     """Make a temporary directory for part files, removed afterwards.
 
-    Raises ConfigError if it cannot be created.
+    Raises ConfigError with `remedy` if it cannot be created.
     """
     _sweep(parent, prefix)
     try:
         directory = Path(tempfile.mkdtemp(prefix=prefix, suffix=_SUFFIX, dir=parent))
     except OSError as error:
-        raise ConfigError(
-            f"cannot write in {parent}: {error.strerror}; choose an existing directory in which you may write"
-        ) from error
+        raise ConfigError(f"cannot write in {parent}: {error.strerror}; {write_remedy(error, remedy)}") from error
     try:
         with locked(directory / _LOCK):
             # another run's sweep may have removed the directory, and `locked` created it again with other

@@ -73,9 +73,17 @@ def add_error(errors: list[str] | None, error: str | OSError, path: str = "") ->
     if errors is None or len(errors) >= MOST_ERRORS:
         return
     if isinstance(error, OSError) and error.filename is not None:
-        error = f"{os.fsdecode(error.filename)} cannot be read: {error.strerror}; check its permissions"
+        error = f"{os.fsdecode(error.filename)} cannot be read: {error.strerror}; {_read_remedy(error)}"
     text = str(error)
     errors.append(text if path in text else f"{path} cannot be read: {text}; it may be damaged, so copy it again")
+
+
+def _read_remedy(error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return "check its permissions"
+    if isinstance(error, FileNotFoundError):
+        return "it was removed while logs were read, and is left out"
+    return "check the disk that it is on, or copy it to another one"
 
 
 def walk_logs(paths: Iterable[Path], skipped: Counter[str], errors: list[str] | None = None) -> Iterator[LogFile]:

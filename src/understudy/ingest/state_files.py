@@ -63,6 +63,11 @@ def _selected_states(trace: Trace, turns: Sequence[int]) -> Iterator[TraceState]
     return expand(trace)
 
 
+def not_a_file(output: Path) -> ConfigError:
+    """Return the error for an output that exists and is not a regular file."""
+    return ConfigError(f"--output: {output} exists and is not a regular file; choose another output file")
+
+
 @contextmanager
 def writing(path: Path) -> Generator[None]:
     """Turn an OSError in the block into a ConfigError saying that `path` cannot be written."""
@@ -454,7 +459,7 @@ def extract_states(
     if parquet:
         require_pyarrow(output)
     if output.exists() and not output.is_file():
-        raise ConfigError(f"--output: {output} exists and is not a regular file; choose another output file")
+        raise not_a_file(output)
     if not output.parent.is_dir():
         raise ConfigError(
             f"--output: {output} cannot be written: there is no directory {output.parent}; create it first"

@@ -42,7 +42,9 @@ def search_words(query: str) -> list[str]:
     """Return the words and quoted phrases of a query, case-folded. Raises ConfigError if there are none."""
     found_words = [(quoted or word).casefold() for quoted, word in _WORD.findall(query)]
     if not found_words:
-        raise ConfigError('--text: no word to search for; give at least one, or a phrase in "double quotes"')
+        raise ConfigError(
+            f'--text: no word to search for in {query!r:.40}; give at least one, or a phrase in "double quotes"'
+        )
     return found_words
 
 

@@ -86,28 +86,28 @@ class _StoredAction(Struct, kw_only=True, omit_defaults=True):
 
 
 class StoredRenderer:
-    """The renderer of traces that were read from a store: their nodes are stored as rendered messages, which it
-    decodes.
+    """The renderer of a trace that was read from a store: its nodes are stored as rendered messages, which it
+    decodes. `source` is the path of the trace's log, for errors. Raises StoreError for damaged messages.
     """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
 
     def history(self, body: StoredBody) -> list[Message]:
         """Return the node's messages."""
-        return _load(body.messages)
+        return _load(body.messages, self._source)
 
     def action(self, bodies: Sequence[StoredBody]) -> TurnAction:
         """Return the action of the turn that has these bodies."""
         body = next(body for body in reversed(bodies) if body.action is not None)
-        stored: _StoredAction = _struct(body.action or b"", _StoredAction)
+        stored: _StoredAction = _struct(body.action or b"", _StoredAction, self._source)
         content, calls = stored.content, stored.tool_calls
         if stored.seen:
-            (message,) = _load(body.messages)
+            (message,) = _load(body.messages, self._source)
             content, calls = message["content"], message.get("tool_calls", [])
         return TurnAction(
             content=content, thinking=stored.thinking, thinking_hidden=stored.thinking_hidden, tool_calls=calls
         )
-
-
-_RENDERER = StoredRenderer()
 
 
 # --- into the store ------------------------------------------------------------------------------------
@@ -343,34 +343,35 @@ def _open_sessions(library: TraceSource) -> Generator[SessionRepository]:
 
 
 def _trace(row: TraceRow, contents: Sequence[bytes]) -> Trace:
+    source = decoded(row.source)
     nodes = [TraceNode(before, StoredBody(contents[content])) for before, content in row.nodes]
     return Trace(
         trace_id=decoded(row.id),
         session_id=decoded(row.session_id),
         format=row.format,
-        source=decoded(row.source),
-        renderer=_RENDERER,
+        source=source,
+        renderer=StoredRenderer(source),
         nodes=nodes,
-        turns=[_turn(turn, nodes, contents) for turn in row.turns],
+        turns=[_turn(turn, nodes, contents, source) for turn in row.turns],
         project=text_or_none(row.project),
-        parent=None if row.parent is None else _struct(row.parent, TraceParent),
+        parent=None if row.parent is None else _struct(row.parent, TraceParent, source),
         role=row.role,
         agent=text_or_none(row.agent),
         version=text_or_none(row.version),
-        shape=_shape(row, contents),
-        outcome=None if row.outcome is None else _struct(row.outcome, TraceOutcome),
-        losses=Counter(_struct(row.losses, dict[str, int])),
+        shape=_shape(row, contents, source),
+        outcome=None if row.outcome is None else _struct(row.outcome, TraceOutcome, source),
+        losses=Counter(_struct(row.losses, dict[str, int], source)),
     )
 
 
-def _shape(row: TraceRow | TurnRow, contents: Sequence[bytes]) -> RequestShape:
+def _shape(row: TraceRow | TurnRow, contents: Sequence[bytes], source: str) -> RequestShape:
     return RequestShape(
-        None if row.system is None else _load(contents[row.system]),
-        None if row.tools is None else _load(contents[row.tools]),
+        None if row.system is None else _load(contents[row.system], source),
+        None if row.tools is None else _load(contents[row.tools], source),
     )
 
 
-def _turn(row: TurnRow, nodes: list[TraceNode], contents: Sequence[bytes]) -> TraceTurn:
+def _turn(row: TurnRow, nodes: list[TraceNode], contents: Sequence[bytes], source: str) -> TraceTurn:
     shaped = row.system is not None and row.tools is not None
     signals: dict[str, Any] = {name: getattr(row, name) for name in TurnSignals.__struct_fields__}
     signals["interrupted"] = bool(row.interrupted)
@@ -382,8 +383,8 @@ def _turn(row: TurnRow, nodes: list[TraceNode], contents: Sequence[bytes]) -> Tr
         timestamp=text_or_none(row.timestamp),
         branch=cast(Any, row.branch),
         fidelity=cast(Any, row.fidelity),
-        notes=_struct(row.notes.encode(), tuple[str, ...]),
-        shape=_shape(row, contents) if shaped else None,
+        notes=_struct(row.notes.encode(), tuple[str, ...], source),
+        shape=_shape(row, contents, source) if shaped else None,
         signals=TurnSignals(**signals),
     )
 
@@ -430,7 +431,7 @@ def text_or_none(value: TextOrBytes | None) -> str | None:
     return None if value is None else decoded(value)
 
 
-def _load(data: bytes) -> Any:
+def _load(data: bytes, source: str) -> Any:
     try:
         return _decode(data)
     except msgspec.DecodeError:
@@ -438,21 +439,21 @@ def _load(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _damaged(error) from error
+        raise _damaged(source, error) from error
 
 
-def _struct(data: bytes, kind: Any) -> Any:
+def _struct(data: bytes, kind: Any, source: str) -> Any:
     try:
         return _decoder(kind).decode(data)
     except msgspec.MsgspecError:
         pass
     try:
-        return msgspec.convert(_load(data), kind)
+        return msgspec.convert(_load(data, source), kind)
     except msgspec.ValidationError as error:
-        raise _damaged(error) from error
+        raise _damaged(source, error) from error
 
 
-def _damaged(error: Exception) -> StoreError:
+def _damaged(source: str, error: Exception) -> StoreError:
     return StoreError(
-        f"a part of a session in the store is damaged: {error}; ingest its log again into another store"
+        f"{source}: what the store holds of this log is damaged: {error}; ingest the log again into another store"
     )

@@ -22,7 +22,12 @@ class StoreUrl:
     def __init__(self, url: str) -> None:
         """Parse a URL. Raises ConfigError if it is not a PostgreSQL URL."""
         if not (scheme := _SCHEME.match(url)):
-            raise ConfigError("invalid database URL; give one like postgresql://USER@HOST:PORT/DATABASE")
+            # Only the scheme is shown: the rest may hold a password.
+            begins = url.partition("://")[0][:20] if "://" in url else ""
+            raise ConfigError(
+                f"invalid database URL: its scheme is {begins!r}, expected postgresql; give one like "
+                "postgresql://USER@HOST:PORT/DATABASE"
+            )
         self.secret_url = url
         body, *query = _QUERY.split(url[scheme.end() :], maxsplit=1)
         user, at, database = body.rpartition("@")

@@ -27,6 +27,7 @@ from msgspec import Struct
 from sqlalchemy import Connection, select
 
 from understudy.errors import BucketUnavailable, ConfigError, StoreError
+from understudy.store.decoding import damaged
 from understudy.store.outage_retry import repeat_for
 from understudy.store.schema import settings
 
@@ -70,7 +71,7 @@ _HINTS: Final = {
         ),
         f"the server refused the credentials; {_CREDENTIALS}",
     ),
-    "RequestTimeTooSkewed": "this machine's clock is wrong; set it",
+    "RequestTimeTooSkewed": "this machine's clock differs too much from the server's; set it, or the server's",
 }
 """Maps an error code of the server to an explanation with a remedy."""
 
@@ -249,7 +250,9 @@ class Bucket:
                     "a copy of the bucket, or the store from a copy"
                 ) from error
             if code in _PASSING or status >= 500 or status == 429:
-                raise BucketUnavailable(f"{what}: the server is not available now ({text})") from error
+                raise BucketUnavailable(
+                    f"{what}: the server is not available now; check it, then run the same command again ({text})"
+                ) from error
             hint = _HINTS.get(code, "the server refused the request; check the bucket and its settings")
             raise StoreError(f"{what}: {hint} ({text})") from error
         except (
@@ -300,9 +303,7 @@ def read_setting(connection: Connection) -> BucketSetting | None:
     try:
         return None if value is None else msgspec.json.decode(value, type=BucketSetting)
     except msgspec.MsgspecError as error:
-        raise StoreError(
-            f"the store is damaged: the setting of its bucket: {error}; restore it from a copy"
-        ) from error
+        raise damaged(f"the setting of its bucket cannot be decoded ({error})") from error
 
 
 def setting_row(setting: BucketSetting) -> dict[str, Any]:

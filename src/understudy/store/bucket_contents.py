@@ -71,7 +71,10 @@ class BucketRepository(Repository):
         """
         old = self.setting
         if url is None and old is None:
-            raise ConfigError("the store has no bucket yet; expected one, as s3://BUCKET/PREFIX")
+            raise ConfigError(
+                "the store has no bucket yet; expected one, as s3://BUCKET/PREFIX: name it after the store, as in "
+                "understudy store bucket STORE s3://BUCKET/PREFIX"
+            )
         new = parse_bucket(
             url or f"s3://{old.bucket}/{old.prefix}",  # pyright: ignore[reportOptionalMemberAccess]
             endpoint_url if endpoint_url is not None or url is not None or old is None else old.endpoint_url,

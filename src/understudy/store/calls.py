@@ -25,7 +25,7 @@ from understudy.store.contents import (
     unpacked_size,
 )
 from understudy.store.database import InsertedCall, Repository, WriteContext, encode, error_column, read_error
-from understudy.store.decoding import decoder
+from understudy.store.decoding import damaged, decoder
 from understudy.store.schema import attempts, calls
 from understudy.store.statements import HotStatement, hot_insert_once, json_rows, json_values
 from understudy.store.tokens import Ids, RecentTokens, StoredIds, StoredPlace, pack_ids
@@ -198,7 +198,7 @@ class CallRepository(Repository):
     def of_attempt(self, attempt_id: str) -> Iterator[Call]:
         """Yield the calls of an attempt by sequence number, exactly as they were appended."""
         with self._reading() as connection:
-            return _read(connection, calls.c.attempt_id == attempt_id)
+            return self._named(_read(connection, calls.c.attempt_id == attempt_id))
 
     def in_parts(
         self, attempt_id: str, tree: RequestTree, after: int = -1, limit: int | None = None
@@ -220,8 +220,9 @@ class CallRepository(Repository):
         for skeleton, system, tools in keys - tree.outers.keys():
             parts = [None if key is None else tree.contents[key] for key in (skeleton, system, tools)]
             tree.outers[skeleton, system, tools] = join_body(parts[0] or b"", parts[1], parts[2], [])
-        for row in rows:
-            _refuse_pruned(row["id"], tree.outers[_outer_key(row)], tree.contents[row["response_id"]])
+        with self._database.driver.errors():
+            for row in rows:
+                _refuse_pruned(row["id"], tree.outers[_outer_key(row)], tree.contents[row["response_id"]])
         return [(self._lean(row, tree), RequestPlace(_outer_key(row), row["node_id"])) for row in rows]
 
     def _lean(self, row: RowMapping, tree: RequestTree) -> Call:
@@ -255,7 +256,7 @@ class CallRepository(Repository):
     def some(self, call_ids: Sequence[str]) -> Iterator[Call]:
         """Yield some calls of one attempt by sequence number, exactly as they were appended."""
         with self._reading() as connection:
-            return _read(connection, calls.c.id.in_(json_values(call_ids, Text)))
+            return self._named(_read(connection, calls.c.id.in_(json_values(call_ids, Text))))
 
     def with_tokens(self, call_ids: Sequence[str]) -> list[Call]:
         """Return some calls with tokens but without requests and responses, by sequence number."""
@@ -263,8 +264,8 @@ class CallRepository(Repository):
         with self._reading() as connection:
             rows = connection.execute(select(calls).where(condition).order_by(calls.c.sequence)).mappings().all()
             links = _read_links(connection, condition)
-        recent = RecentTokens()
-        return [_with_tokens(row, links, recent) for row in rows]
+            recent = RecentTokens()
+            return [_with_tokens(row, links, recent) for row in rows]
 
     def sessions(self, attempt_id: str, since: float, until: float) -> list[str | None]:
         """Return the session ids of an attempt's calls that began in [since, until), in Unix seconds, ordered by
@@ -281,7 +282,12 @@ class CallRepository(Repository):
         """Yield the calls of a session that began in [since, until), by sequence number."""
         of_session = calls.c.session_id.is_not_distinct_from(session_id)
         with self._reading() as connection:
-            return _read(connection, and_(_began(attempt_id, since, until), of_session))
+            return self._named(_read(connection, and_(_began(attempt_id, since, until), of_session)))
+
+    def _named(self, read: Iterator[Call]) -> Iterator[Call]:
+        """Yield calls that are assembled one at a time. Errors meanwhile name the store, as while reading."""
+        with self._database.driver.errors():
+            yield from read
 
     def get(self, call_id: str) -> Call:
         """Return a call by its id. Raises StoreError if there is none."""
@@ -433,7 +439,7 @@ def _base_of(context: WriteContext, parent_id: str | None) -> int | None:
 def _read_link(context: WriteContext, key: int) -> Link:
     link = context.session.fetch_one(_LINK, (key,))
     if link is None:
-        raise StoreError(f"the store is damaged: call row {key} is missing; restore it from a copy")
+        raise damaged(f"call row {key} is missing")
     base, shared, suffix, completion = link
     return base, shared, suffix, completion
 
@@ -576,7 +582,7 @@ def _ids_of(key: int, recent: RecentTokens, link_of: Callable[[int], Link]) -> I
             break
         base, shared, suffix, completion = link_of(at)
         if base is not None and base >= at:
-            raise StoreError(f"the store is damaged: call row {at} builds on row {base}; restore it from a copy")
+            raise damaged(f"call row {at} builds on row {base}, expected an earlier row")
         chain.append((shared, suffix, completion))
         at = base if shared else None
     for shared, suffix, completion in reversed(chain):

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, CompoundSelect, Connection, Select, bindpa
 
 from understudy.errors import StoreError
 from understudy.store.bucket import Bucket, bucket_of
-from understudy.store.decoding import decoder
+from understudy.store.decoding import damaged, decoder
 from understudy.store.driver import WriterSession
 from understudy.store.schema import blobs, nodes
 from understudy.store.statements import HotStatement, hot_insert_once, json_values
@@ -124,9 +124,7 @@ def join_body(skeleton: bytes, system: Buffer | None, tools: Buffer | None, mess
         body_parts = {name: value for name, value in (("system", system), ("tools", tools)) if value is not None}
         return _fill(_decode(skeleton), body_parts, messages)
     except KeyError as error:
-        raise StoreError(
-            f"the store is damaged: the parts of a request do not fit together: {error!r}; restore it from a copy"
-        ) from error
+        raise damaged(f"a request lacks its part {error}, which its skeleton names") from error
 
 
 def _fill(skeleton: Skeleton, body_parts: Mapping[str, Buffer], messages: Sequence[Buffer]) -> bytes:
@@ -278,8 +276,8 @@ class ContentWriter:
                 stored = int(row[0])
             else:
                 raise StoreError(
-                    "an earlier write failed, so a content that this write needs is not stored; run the same "
-                    "command again"
+                    f"an earlier write failed, so the content {content.digest.hex()[:12]}, which this write "
+                    "needs, is not stored; run the same command again"
                 )
             _remember(self._blobs, content.digest, stored)
         return stored
@@ -412,9 +410,8 @@ class ContentWriter:
     def _existing(self, find_it: HotStatement, key: tuple[Any, ...]) -> int:
         existing = self._session.fetch_one(find_it, key)
         if existing is None:
-            raise StoreError(
-                "the store is damaged: a content that was stored earlier is missing; restore it from a copy"
-            )
+            values = ", ".join(value.hex() if isinstance(value, bytes) else str(value) for value in key)
+            raise damaged(f"the row of a content or node that was stored earlier is missing ({values})")
         return existing[0]
 
     def _packed(self, data: Buffer) -> tuple[int, bytes]:
@@ -443,7 +440,7 @@ def unpacked_size(head: bytes, size: int) -> int:
     try:
         return zstandard.frame_content_size(head[1:])
     except zstandard.ZstdError as error:
-        raise StoreError(f"the store is damaged: a token column: {error}; restore it from a copy") from error
+        raise damaged(f"a token column cannot be decompressed ({error})") from error
 
 
 def with_codec(codec: int, packed: bytes) -> bytes:
@@ -472,10 +469,7 @@ class BucketContent(NamedTuple):
 def read_objects(bucket: Bucket | None, digests: Sequence[bytes]) -> list[BucketContent]:
     """Return contents from a bucket, by their hashes. Raises StoreError if one is missing or damaged."""
     if bucket is None:
-        raise StoreError(
-            "the store is damaged: it has contents in a bucket, but no setting of that bucket; restore it from a "
-            "copy"
-        )
+        raise damaged("it has contents in a bucket, but no setting of that bucket")
     contents: list[BucketContent] = []
     for digest, data in zip(digests, bucket.read(digests), strict=True):
         try:
@@ -509,7 +503,7 @@ def read_blobs(connection: Connection, ids: Iterable[int]) -> dict[int, bytes]:
         contents = read_objects(bucket_of(connection), list(distant.values()))
         by_id |= {key: content.plain for key, content in zip(distant, contents, strict=True)}
     if missing := missing_ids - by_id.keys():
-        raise StoreError(f"the store is damaged: blob {min(missing)} is missing; restore it from a copy")
+        raise damaged(f"blob {min(missing)} is missing")
     return by_id
 
 
@@ -538,7 +532,7 @@ def extend_nodes(connection: Connection, tree: dict[int, tuple[int, int]], ends:
         chain = chain.union(above.where(chain.c.step < steps))
         links = {key: (parent, blob) for key, parent, blob, _ in connection.execute(select(chain)).all()}
         if missing := missing_nodes - links.keys():
-            raise StoreError(f"the store is damaged: node {min(missing)} is missing; restore it from a copy")
+            raise damaged(f"node {min(missing)} is missing")
         new += links.keys() - tree.keys()
         tree |= links
         missing_nodes = {parent for parent, _ in links.values() if parent != EMPTY and parent not in tree}
@@ -551,7 +545,7 @@ def blob_path(tree: Mapping[int, tuple[int, int]], node: int) -> list[int]:
     steps: list[int] = []
     while node != EMPTY:
         if node not in tree or len(steps) > len(tree):
-            raise StoreError(f"the store is damaged: node {node} does not lead to a root; restore it from a copy")
+            raise damaged(f"node {node} does not lead to a root")
         node, blob = tree[node]
         steps.append(blob)
     steps.reverse()
@@ -566,9 +560,7 @@ def _plain(
     try:
         return decompress(data)
     except zstandard.ZstdError as error:
-        raise StoreError(
-            f"the store is damaged: {what} cannot be read ({error}); restore it from a copy"
-        ) from error
+        raise damaged(f"{what} cannot be decompressed ({error})") from error
 
 
 def _remember(memory: dict[_K, int], key: _K, value: int) -> None:

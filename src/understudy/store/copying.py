@@ -14,6 +14,7 @@ from understudy.errors import StoreError
 from understudy.store import Store
 from understudy.store.contents import content_hash, read_blobs, read_objects, stored_bytes
 from understudy.store.database import WriteContext
+from understudy.store.decoding import damaged
 from understudy.store.schema import blobs, metadata, settings, turns
 from understudy.store.statements import hot_insert_once, row_id
 
@@ -49,9 +50,14 @@ def copy_store(source: Store, target: Store, report: Callable[[str], None] = lam
         report(f"comparing {table.name}")
         ours, theirs = _summary(source, table), _summary(target, table)
         if ours != theirs:
+            difference = (
+                f"has {theirs[0]} rows, expected {ours[0]}"
+                if ours[0] != theirs[0]
+                else f"differs in the content of its {ours[0]} rows"
+            )
             raise StoreError(
-                f"{target.location}: {table.name} has {theirs[0]} rows, {source.location} has {ours[0]}, or "
-                "their contents differ; run the same command again while nothing writes to the source"
+                f"{target.location}: the table {table.name} {difference}, as in {source.location}; run the same "
+                "command again while nothing writes to the source"
             )
         copies.append(TableCopy(str(table.name), ours[0], written[table.name]))
     _check_contents(target, report)
@@ -206,8 +212,6 @@ def _check_contents(store: Store, report: Callable[[str], None]) -> None:
                 contents = read_blobs(connection, [key for key, _, _ in part])
             for key, digest, _ in part:
                 if content_hash(contents[key]) != digest:
-                    raise StoreError(
-                        f"{store.location}: the store is damaged: blob {key} does not match its hash; restore it "
-                        "from a copy"
-                    )
+                    with store._database.driver.errors():  # pyright: ignore[reportPrivateUsage]
+                        raise damaged(f"blob {key} does not match its hash")
         after = rows[-1][0]

@@ -12,6 +12,11 @@ from understudy.errors import StoreError
 T = TypeVar("T")
 
 
+def damaged(what: str) -> StoreError:
+    """Return the error for a store that does not hold what it should. Who reads the store adds its name."""
+    return StoreError(f"the store is damaged: {what}; restore it from a copy, or export what can still be read")
+
+
 def decoder(kind: type[T], what: str, *, packed: bool = False) -> Callable[[bytes | memoryview], T]:
     """Return a function that decodes stored JSON, or MessagePack if `packed`.
 
@@ -23,9 +28,6 @@ def decoder(kind: type[T], what: str, *, packed: bool = False) -> Callable[[byte
         try:
             return decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise StoreError(
-                f"{what} in the store is damaged: {error}; what does not need it can still be read: restore the "
-                "store from a copy, or export the rest"
-            ) from error
+            raise damaged(f"{what} cannot be decoded ({error})") from error
 
     return read

@@ -103,8 +103,8 @@ class KeyRepository(Repository):
             expired = existing.expires_at is not None and existing.expires_at <= now
             if existing.revoked_at is None and not expired:
                 raise StoreError(
-                    f"attempt {attempt_id} already has a valid key, expected one per attempt; revoke it "
-                    "before issuing another"
+                    f"attempt {attempt_id} already has a valid key, expected one per attempt; revoke it before "
+                    "issuing another: understudy gateway revoke NAME"
                 )
             context.connection.execute(delete(keys).where(keys.c.attempt_id == attempt_id))
         values = {

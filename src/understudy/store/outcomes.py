@@ -314,8 +314,8 @@ class OutcomeRepository(Repository):
         check_run_id(run_id, run_ids)
         if not run_ids and has_clients:
             raise ConfigError(
-                f"{self._name}: is the store of a gateway, with calls but without runs, so it has no "
-                "graded rollouts; expected the store of a run: give another directory, or use the calls of a key: "
+                f"{self._name} is the store of a gateway, with calls but without runs, so it has no graded "
+                "rollouts; expected the store of a run: give another directory, or use the calls of a key: "
                 "understudy export --key NAME --unredacted"
             )
         selected: dict[str, list[GradedRollout]] = {}

@@ -94,7 +94,7 @@ class RunRepository(Repository):
                 return
             raise StoreError(
                 f"run {run_id} is stored with another configuration (different: {changed}); continue with the "
-                "same one, or choose another output directory"
+                "same one, or choose another --output-dir"
             )
 
     def all(self) -> list[Run]:
@@ -126,7 +126,7 @@ class RunRepository(Repository):
             elif existing[task.instance_id] != blob:
                 raise StoreError(
                     f"task {task.instance_id} is stored in run {run_id} with different content; continue with "
-                    "the same tasks, or choose another output directory"
+                    "the same tasks, or choose another --output-dir"
                 )
 
     def task(self, run_id: str, task_id: str) -> Task:
@@ -220,9 +220,11 @@ class RunRepository(Repository):
                 "lists for this store"
             )
         if len(matches) > 1:
-            some = ", ".join(rollout.id for rollout in matches[:5])
-            many = f"the ids of {len(matches)} rollouts begin with {prefix!r}: {some}, …"
-            raise StoreError(f"{self._name}: {many}; type more characters of the id")
+            some = ", ".join(rollout.id for rollout in matches[:5]) + (", …" if len(matches) > 5 else "")
+            raise StoreError(
+                f"{self._name}: the ids of {len(matches)} rollouts begin with {prefix!r}: {some}; type more "
+                "characters of the id"
+            )
         return matches[0]
 
     @queued

@@ -28,9 +28,10 @@ from sqlalchemy import (
     update,
 )
 
-from understudy.errors import ConfigError, StoreError
+from understudy.errors import ConfigError
 from understudy.store.contents import EMPTY, Packed, read_blobs, read_nodes
 from understudy.store.database import Repository, WriteContext, queued
+from understudy.store.decoding import damaged
 from understudy.store.schema import asks, sources, traces, turns
 from understudy.store.statements import HotStatement, hot_insert, json_field, json_values, row_id
 from understudy.store.turn_filters import COLUMNS, sample_rank, select_turns
@@ -474,9 +475,7 @@ def _write_trace_row(context: WriteContext, row: TraceRow, ids: Sequence[int]) -
         context.session.insert_many(_PUT_TRACE, [(*values, time.time(), *tools)])
         stored_trace = stored_trace or context.session.fetch_one(_FIND_TRACE, (row.id,))
     if stored_trace is None:
-        raise StoreError(
-            f"the store is damaged: trace {row.id!r} was written but is missing; restore it from a copy"
-        )
+        raise damaged(f"trace {row.id!r} was written but is missing")
     return stored_trace[0]
 
 
@@ -502,7 +501,7 @@ def _read(connection: Connection, key: int, keys: array[int]) -> tuple[TraceRow,
     for node in sorted(tree):
         before, content = tree[node]
         if before not in at:
-            raise StoreError(f"the store is damaged: node {node} does not lead to a root; restore it from a copy")
+            raise damaged(f"node {node} does not lead to a root")
         at[node] = len(nodes)
         nodes.append((at[before], places[content]))
     row = TraceRow(

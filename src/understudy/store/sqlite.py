@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import shlex
 import shutil
 import sqlite3
 import stat
@@ -27,6 +28,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from understudy.errors import StoreError, StoreInUse, StoreLocked
+from understudy.store.decoding import damaged
 from understudy.store.driver import OUTAGE_S, DatabaseDriver, WriterSession
 from understudy.store.migrate import migrate_connection, unknown_schema
 from understudy.store.schema import HEAD, metadata
@@ -40,11 +42,12 @@ _HINTS = {
     "disk i/o error": "the disk reported an I/O error: nothing of this write was stored and the store is intact; "
     "check for a full disk, a quota, or a fault in the system log, then run the same command again",
     "readonly database": "the store is read-only for this user; make its directory and files writable",
-    "because it is a view": "the store is read-only here: an earlier release wrote it, and it was not brought up",
+    "because it is a view": "the store is read-only here, and has the schema of an earlier release, which cannot "
+    "be written; open it once where it is writable, as `understudy show --dir DIRECTORY` does",
     "unable to open database": "the store cannot be opened; check the owner and the mode of the directory",
     "file is not a database": "not an SQLite file; expected a store's directory, or restore it from a copy",
-    "malformed": "the store is damaged; restore it from a copy",
-    "no such table": "the store is damaged: it lacks a table; restore it from a copy",
+    "malformed": str(damaged("a page of the file is malformed")),
+    "no such table": str(damaged("it lacks a table")),
 }
 
 
@@ -55,15 +58,13 @@ def to_store_error(error: Exception, file: Path) -> StoreError:
             error.args = (f"{file}: {error}",)  # the same error, whose class its callers ask for
         return error
     if isinstance(error, msgspec.MsgspecError):
-        return StoreError(
-            f"{file}: the store is damaged: it contains a value of another form ({error}); restore it from a copy"
-        )
+        return StoreError(f"{file}: {damaged(f'it contains a value of another form ({error})')}")
     cause: BaseException | Any = error.orig if isinstance(error, DBAPIError) else error
     text = str(cause)
     if getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
         return StoreLocked(
-            f"{file}: another process held the store's lock for too long; find out which process has it open, "
-            f"then run the same command again ({text})"
+            f"{file}: another process held the store's lock for too long; end the process that has it open "
+            f"(`lsof {shlex.quote(str(file))}` names it), or wait for it, then run the same command again ({text})"
         )
     for sign, hint in _HINTS.items():
         if sign in text.lower():
@@ -499,7 +500,7 @@ def _migrate(connection: Connection, file: Path) -> None:
         else:
             migrate_connection(connection)
         if connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None:
-            raise StoreError(f"{file}: the store is damaged: rows refer to missing rows; restore it from a copy")
+            raise damaged("rows refer to missing rows")
         connection.exec_driver_sql("COMMIT")
     except Exception as error:
         if _in_transaction(connection):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, overload
 import msgspec
 
 from understudy.errors import StoreError
+from understudy.store.decoding import damaged
 
 Ids = bytes
 _ARRAY_32 = struct.Struct(">BI")
@@ -133,7 +134,7 @@ def unpack_ids(ids: Ids, count: int) -> tuple[int, ...]:
     try:
         return _decode(_ARRAY_32.pack(0xDD, count) + ids)
     except msgspec.MsgspecError as error:
-        raise StoreError(f"the store is damaged: token ids: {error}; restore it from a copy") from error
+        raise damaged(f"{count} token ids cannot be decoded ({error})") from error
 
 
 def _is_packable(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import pickle
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from understudy.errors import ConfigError
 from understudy.ingest import log_files
 from understudy.ingest.formats.registry import group_batches
-from understudy.ingest.log_files import OversizedLog, log_file_at, read_head, walk_logs
+from understudy.ingest.log_files import OversizedLog, add_error, log_file_at, read_head, walk_logs
 from understudy.ingest.trace import expand
 
 from support import example_count
@@ -61,6 +62,14 @@ def test_a_missing_path_or_special_file_is_a_config_error(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="it is a special file"):
         list(walk_logs([tmp_path / "pipe"], Counter()))
+
+
+def test_an_error_of_reading_says_what_to_do_about_its_cause() -> None:
+    causes = {PermissionError: "check its permissions", FileNotFoundError: "left out", OSError: "check the disk"}
+    for kind, remedy in causes.items():
+        errors: list[str] = []
+        add_error(errors, kind(errno.EIO if kind is OSError else None, "why", "/logs/a.jsonl"))
+        assert errors[0].startswith("/logs/a.jsonl cannot be read: why; ") and remedy in errors[0]
 
 
 def test_logs_in_a_zip_and_in_gzip_are_read_as_those_on_the_disk(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import tempfile
@@ -332,6 +333,18 @@ def test_a_store_of_an_earlier_release_keeps_its_rows_and_accepts_sessions(tmp_p
         for name, rows in before.items():
             assert raw.execute(reads[name]).fetchall()[: len(rows)] == rows, name
     raw.close()
+
+
+def test_damage_of_a_stored_session_names_its_log(store: Store):
+    trace = conversation(1)
+    put(store, trace)
+    store.close()
+    with sqlite3.connect(store.directory / "store.db") as raw:
+        raw.execute("UPDATE blobs SET data = '[{', codec = 0 WHERE id IN (SELECT blob_id FROM nodes)")
+    raw.close()
+    named = re.escape(f"{trace.source}: what the store holds of this log is damaged: ")
+    with pytest.raises(StoreError, match=named):
+        list(trace_store.states(store.directory))
 
 
 # --- choosing ------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def test_more_messages_than_any_conversation_has_stay_one_part() -> None:
 
 def test_parts_that_do_not_fit_together_are_refused() -> None:
     parts = split_body(b'{"system":"s","messages":[1]}')
-    with pytest.raises(StoreError, match="do not fit together"):
+    with pytest.raises(StoreError, match="lacks its part 'system'"):
         join_body(parts.skeleton, None, None, parts.messages)
-    with pytest.raises(StoreError, match="a request in the store is damaged"):
+    with pytest.raises(StoreError, match="the store is damaged: a request cannot be decoded"):
         join_body(b"\xc1", None, None, [])

@@ -33,6 +33,7 @@ from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Call, is_solved
+from understudy.util.files import write_remedy
 from understudy.wire.model import Block
 from understudy.wire.stored import response_message, shown_messages
 
@@ -100,7 +101,10 @@ def write_trajectory(writing: ExportWriter, group: str, name: str, document: Doc
     try:
         writing.path(name).write_bytes(content)
     except OSError as error:
-        raise ConfigError(f"cannot write {writing.path(name)}: {error}; choose another --output") from error
+        raise ConfigError(
+            f"cannot write {writing.path(name)}: {error.strerror or error}; "
+            f"{write_remedy(error, 'choose another --output')}"
+        ) from error
     extra: dict[str, Any] = document["extra"]
     row = {"file": name, "group": group, "reward": extra.get("reward"), "steps": len(document["steps"])}
     writing.add(group, row)

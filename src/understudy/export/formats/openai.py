@@ -73,7 +73,7 @@ def _check(path: Path) -> None:
     size = path.stat().st_size
     if path.suffix == JsonLinesWriter.suffix and size > MAX_FILE_BYTES:
         raise ConfigError(
-            f"{path.name}: expected at most {MAX_FILE_BYTES / 1e6:.0f} MB, OpenAI's limit, got {size / 1e6:.0f}; "
+            f"{path.name}: got {size / 1e6:.0f} MB, expected at most {MAX_FILE_BYTES / 1e6:.0f}, OpenAI's limit; "
             "select less with --where, --roles or --max-tokens"
         )
 

@@ -293,7 +293,7 @@ def _session_context(fields: dict[str, Any]) -> str:
 def _environment(fields: dict[str, Any]) -> str:
     seen = fields["snapshot"]
     if seen["isWorktree"] or seen["additionalWorkingDirectories"]:
-        raise ValueError("unsupported reminder: its text for a worktree or additional directories is not known")
+        raise program_texts.unsupported("environment", seen, "no worktree and no additional directories")
     return (
         "# Environment\nYou have been invoked in the following environment: \n"
         f" - Primary working directory: {seen['workingDirectory']}\n"
@@ -304,8 +304,8 @@ def _environment(fields: dict[str, Any]) -> str:
 
 def _attribution(fields: dict[str, Any]) -> str:
     if fields["url"] or fields["sendUserFileHint"] or fields["managedCommit"] or fields["managedPr"]:
-        raise ValueError(
-            "unsupported reminder: its text with url, sendUserFileHint, managedCommit or managedPr is not known"
+        raise program_texts.unsupported(
+            "remote_session_change", fields, "none of url, sendUserFileHint, managedCommit and managedPr"
         )
     return (
         "Attribution for git commits and pull requests you create from here on (this replaces Claude Code's own "
@@ -354,9 +354,7 @@ def _selected_lines(fields: dict[str, Any]) -> str:
 
 def _task_status(fields: dict[str, Any]) -> str:
     if fields["status"] != "completed" or fields["deltaSummary"]:
-        raise ValueError(
-            "unsupported reminder: its text for a task that is not completed, or has changes, is not known"
-        )
+        raise program_texts.unsupported("task_status", fields, "a completed task without a deltaSummary")
     return (
         f"Task {fields['taskId']} (type: {fields['taskType']}) (status: completed) (description: "
         f"{fields['description']}) Read the output file to retrieve the result: {fields['outputFilePath']}"

@@ -133,6 +133,16 @@ relevant to the current work. This is just a gentle reminder - ignore if not app
 """
 
 
+def unsupported(reminder: str, got: object, expected: str) -> ValueError:
+    """Return the error for a reminder whose text is unknown in this case. Its callers catch it, and add a note to
+    the states that follow.
+    """
+    return ValueError(
+        f"unsupported {reminder} reminder: got {got!r:.80}, expected {expected}; the states after it are marked "
+        "as incomplete"
+    )
+
+
 def plan_mode(fields: dict[str, Any], *, by_agents: bool) -> str:
     """Return the reminder that is sent when plan mode begins. `by_agents`: this version asks agents to list files
     to read.
@@ -140,7 +150,9 @@ def plan_mode(fields: dict[str, Any], *, by_agents: bool) -> str:
     Raises ValueError in cases whose text is unknown: subagents, and the short reminder that is repeated later.
     """
     if fields["reminderType"] != "full" or fields["isSubAgent"]:
-        raise ValueError("unsupported reminder: its text for this kind of plan mode is not known")
+        raise unsupported(
+            "plan_mode", (fields["reminderType"], fields["isSubAgent"]), "the full reminder of a main agent"
+        )
     file_note = _PLAN_FILE[bool(fields["planExists"])].format(path=fields["planFilePath"])
     return _PLAN_MODE.format(file=file_note, found=_PLAN_FILES_PHRASES[not by_agents])
 
@@ -156,13 +168,14 @@ def plan_mode_exit(fields: dict[str, Any]) -> str:
     Raises ValueError if no plan exists: that text is unknown.
     """
     if not fields["planExists"]:
-        raise ValueError("unsupported reminder: its text for leaving plan mode without a plan is not known")
+        raise unsupported("plan_mode_exit", fields["planExists"], "an existing plan")
     return _PLAN_MODE_EXIT.format(path=fields["planFilePath"])
 
 
 def task_reminder(fields: dict[str, Any]) -> str:
     """Return the reminder to use the task list. Raises ValueError if a task is blocked or has an owner."""
-    if any(task["blockedBy"] or task.get("owner") for task in fields["content"]):
-        raise ValueError("unsupported reminder: its text for tasks that are blocked or have an owner is not known")
+    for task in fields["content"]:
+        if task["blockedBy"] or task.get("owner"):
+            raise unsupported("task_reminder", task, "a task that is not blocked and has no owner")
     tasks = "\n".join(f"#{task['id']}. [{task['status']}] {task['subject']}" for task in fields["content"])
     return f"{_TASKS}\n\nHere are the existing tasks:\n\n{tasks}" if tasks else _TASKS

@@ -46,7 +46,10 @@ def read_database(files: Sequence[LogFile]) -> Iterator[StoredSession]:
     by_path = {file.path: file for file in files}
     main = by_path.get(path := database_of(files[0].path))
     if main is None:
-        raise OSError(f"{files[0].path}: the database that this file belongs to is missing; copy both together")
+        raise OSError(
+            f"{files[0].path}: its database {path} is missing; copy both into one directory, or leave this file "
+            "out"
+        )
     try:
         with _opened(main, by_path.get(path + _WAL)) as database:
             query, names = _SESSIONS
