@@ -260,12 +260,19 @@ async def test_what_a_target_fails_with_is_told() -> None:
     assert body == {"error": {"message": "worker 2 does not answer", "boundary": "gateway"}}
 
 
-@pytest.mark.parametrize("key", [None, b"a\xff", b"a\r\nX-Other: 1\nb"])
-async def test_a_key_file_that_holds_no_key_is_named(key: bytes | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (None, r"admin\.key: the gateway's admin key cannot be read: No such file or directory; "),
+        (b"a\xff", r"admin\.key: invalid admin key, expected one line of printable ASCII"),
+        (b"a\r\nX-Other: 1\nb", r"admin\.key: invalid admin key, expected one line of printable ASCII"),
+    ],
+)
+async def test_a_key_file_that_holds_no_key_is_named(key: bytes | None, message: str, tmp_path: Path) -> None:
     announce(tmp_path, GatewayAddress(url="http://127.0.0.1:1", admin_url="http://127.0.0.1:1", pid=1))
     if key is not None:
         (tmp_path / "admin.key").write_bytes(key)
-    with pytest.raises(ConfigError, match=r"admin\.key: invalid admin key"):
+    with pytest.raises(ConfigError, match=message):
         await send_admin_request(tmp_path, "GET", "/state")
 
 

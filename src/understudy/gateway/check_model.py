@@ -16,6 +16,13 @@ LEAST_CONTEXT = 32_768
 """With fewer tokens, Claude Code's own system prompt and tools leave little room for work."""
 _NEAR = 1e-3
 """How far apart two logprobs of one token may be, in nats."""
+_RESCORED_NEAR = 50 * _NEAR
+"""The same, if one of them was computed with the whole prompt at once."""
+_TEMPLATE_CHECK, _TOKENS_CHECK, _PROCESSED_CHECK = (
+    "template with tools",
+    "exact token ids",
+    "logprobs after temperature",
+)
 _NO_TEACHER = "give --teacher another server: one of vLLM, SGLang or the embedded server"
 _WIDER = "serve the model in a wider type, such as --dtype float32"
 _TEMPERATURE = 0.5
@@ -111,12 +118,16 @@ class ModelChecker:
             checks = await self._served()
             if not checks[0].ok:
                 return checks
-            for part in (self._template, self._sampling, self._processed):
+            parts = {
+                _TEMPLATE_CHECK: self._template,
+                _TOKENS_CHECK: self._sampling,
+                _PROCESSED_CHECK: self._processed,
+            }
+            for name, part in parts.items():
                 try:
                     checks += await part()
                 except BackendError as error:
-                    name = part.__name__.removeprefix("_")
-                    remedy = "check that --base-url is the server's address, and that the server has this path"
+                    remedy = "do what this error says; vLLM and our embedded server have all that is checked"
                     checks.append(ModelCheck(name=name, ok=None, seen=f"not checked: {error}", remedy=remedy))
             return checks
         finally:
@@ -125,16 +136,23 @@ class ModelChecker:
     async def _served(self) -> list[ModelCheck]:
         cards = (await self._call("GET", "/v1/models", None, _CheckedModels)).data
         card = next((card for card in cards if self._model in (None, card.id)), None)
-        names = ", ".join(card.id for card in cards) or "none"
+        if card is None and not cards:
+            remedy = "start the server with a model"
+            return [ModelCheck(name="model", ok=False, seen="the server lists no models", remedy=remedy)]
         if card is None:
-            remedy = "give --model one of these names"
-            return [ModelCheck(name="model", ok=False, seen=f"the server has {names}", remedy=remedy)]
+            seen = f"no {self._model!r}; the server has {', '.join(card.id for card in cards)}"
+            return [ModelCheck(name="model", ok=False, seen=seen, remedy="give --model one of these names")]
         self._model = card.id
         checks = [ModelCheck(name="model", ok=True, seen=card.id)]
         context = card.max_model_len
         enough = None if context is None else context >= LEAST_CONTEXT
-        remedy = "" if enough else "serve more (--max-model-len), or give agents few --tools and a --system-prompt"
-        seen = "the server does not tell" if context is None else f"{context} tokens"
+        remedy = (
+            ""
+            if enough
+            else "serve more with --max-model-len, or run agents with few --tools and a short --system-prompt"
+        )
+        seen = "the server does not report max_model_len" if context is None else f"{context} tokens"
+        seen += "" if enough else f"; agents need {LEAST_CONTEXT} or more"
         checks.append(ModelCheck(name="context", ok=enough, seen=seen, remedy=remedy, required=False))
         return checks
 
@@ -144,7 +162,7 @@ class ModelChecker:
         renders_tools = _TOOL["function"]["name"] in prompt
         remedy = "" if renders_tools else "serve the model with a chat template that shows tools (--chat-template)"
         seen = "tools are in the prompt" if renders_tools else "tools are not in the prompt"
-        checks = [ModelCheck(name="template with tools", ok=renders_tools, seen=seen, remedy=remedy)]
+        checks = [ModelCheck(name=_TEMPLATE_CHECK, ok=renders_tools, seen=seen, remedy=remedy)]
         call = {"id": "call_1", "type": "function", "function": {"name": "ReadFile", "arguments": _ARGUMENTS}}
         answered = [_USER, {"role": "assistant", "content": "I look.", "tool_calls": [call]}]
         whole = await self._decoded(await self._rendered(answered, add_generation_prompt=False))
@@ -153,11 +171,18 @@ class ModelChecker:
         written = whole[len(opening) :] if whole.startswith(opening) else None
         formats = [] if written is None else [name for name in FORMATS if _reads_back(name, written)]
         message = (
-            f"formats that read it back: {', '.join(formats)}" if formats else f"no format reads {written!r} back"
+            f"formats that read it back: {', '.join(formats)}"
+            if formats
+            else f"no format reads {(written or '')[:300]!r} back"
         )
         if written is None:
-            message = "a turn read back does not begin with the prompt that it was sampled from"
-        remedy = "" if formats else "use a template whose calls are in a form that --tool-format knows"
+            message = "a conversation with the model's turn does not begin with the prompt of that turn"
+        remedy = (
+            ""
+            if formats
+            else "serve it with a template (--chat-template) that writes calls as one of --tool-format: "
+            f"{', '.join(FORMATS)}"
+        )
         checks.append(ModelCheck(name="round trip of a tool call", ok=bool(formats), seen=message, remedy=remedy))
         thinks = opens_thinking(prompt)
         seen = "the prompt opens a thinking block" if thinks else "the prompt opens no thinking block"
@@ -171,7 +196,7 @@ class ModelChecker:
         exact = bool(choice.token_ids) and bool(answer.prompt_token_ids)
         remedy = "" if exact else "serve it by vLLM 0.10.2 or later, SGLang or our embedded server"
         seen = f"{len(choice.token_ids or ())} ids sampled, {len(answer.prompt_token_ids or ())} of the prompt"
-        checks = [ModelCheck(name="exact token ids", ok=exact, seen=seen, remedy=remedy)]
+        checks = [ModelCheck(name=_TOKENS_CHECK, ok=exact, seen=seen, remedy=remedy)]
         logprobs = _logprobs(choice)
         complete = logprobs is not None and len(logprobs) == len(choice.token_ids or ())
         seen = f"{len(logprobs or ())} logprobs for {len(choice.token_ids or ())} tokens"
@@ -180,8 +205,12 @@ class ModelChecker:
         if answer.prompt_token_ids:
             rendered = await self._rendered([_USER], add_generation_prompt=True)
             same = rendered == answer.prompt_token_ids
-            seen = "as /tokenize renders it" if same else "another than /tokenize renders"
-            remedy = "" if same else 'a default of the server changes prompts; leave tokens = "observe"'
+            seen = "as /tokenize renders it" if same else "differs from what /tokenize renders"
+            remedy = (
+                ""
+                if same
+                else 'use tokens = "observe" with it, or remove the server\'s default that changes prompts'
+            )
             checks.append(ModelCheck(name="prompt", ok=same, seen=seen, remedy=remedy, required=False))
         if choice.token_ids and answer.prompt_token_ids and logprobs:
             checks += await self._rescored(answer.prompt_token_ids, choice.token_ids, logprobs)
@@ -199,11 +228,15 @@ class ModelChecker:
         except BackendError as error:
             return [ModelCheck(name=name, ok=False, seen=str(error), remedy=_NO_TEACHER, required=False)]
         if scored is None:
-            seen = "the answer has none"
+            seen = "the response has no prompt_logprobs"
             return [ModelCheck(name=name, ok=False, seen=seen, remedy=_NO_TEACHER, required=False)]
-        gap = max(abs(one - other) for one, other in zip(scored[len(prompt) :], logprobs, strict=True))
-        seen = f"at most {gap:.1e} nats from those sampled with"
-        return [ModelCheck(name=name, ok=gap < 50 * _NEAR, seen=seen, remedy=_WIDER, required=False)]
+        gap = max(
+            abs(rescored - sampled) for rescored, sampled in zip(scored[len(prompt) :], logprobs, strict=True)
+        )
+        close = gap < _RESCORED_NEAR
+        seen = f"they differ from those of sampling by up to {gap:.1e} nats"
+        seen += "" if close else f", expected less than {_RESCORED_NEAR:g}"
+        return [ModelCheck(name=name, ok=close, seen=seen, remedy="" if close else _WIDER, required=False)]
 
     async def _processed(self) -> list[ModelCheck]:
         """Check whether logprobs are computed after temperature, by sampling below temperature 1 and scoring at
@@ -212,15 +245,15 @@ class ModelChecker:
         answer = await self._sampled(_TEMPERATURE)
         ids, prompt = answer.choices[0].token_ids or [], answer.prompt_token_ids or []
         sampled = _logprobs(answer.choices[0])
-        name = "logprobs after temperature"
+        name = _PROCESSED_CHECK
         scored = await self._prompt_logprobs([*prompt, *ids]) if ids and prompt and sampled else None
         if scored is None or not sampled:
-            return [
-                ModelCheck(name=name, ok=None, seen="not checked: the server tells too little", required=False)
-            ]
-        raw = all(
-            abs(one - other) < _NEAR for one, other in zip(scored[len(prompt) :], sampled, strict=True)
-        ) and any(one < -_NEAR for one in sampled)
+            seen = "not checked: the server returns no token ids, logprobs or prompt_logprobs"
+            remedy = "serve it by vLLM 0.10.2 or later or our embedded server"
+            return [ModelCheck(name=name, ok=None, seen=seen, remedy=remedy, required=False)]
+        pairs = zip(scored[len(prompt) :], sampled, strict=True)
+        same = all(abs(rescored - logprob) < _NEAR for rescored, logprob in pairs)
+        raw = same and any(logprob < -_NEAR for logprob in sampled)
         seen = (
             f"at temperature {_TEMPERATURE} they are those of temperature 1"
             if raw
@@ -253,8 +286,8 @@ class ModelChecker:
         answer = await self._call("POST", "/v1/chat/completions", body, _SampledAnswer)
         if not answer.choices:
             raise BackendError(
-                "/v1/chat/completions: invalid response: expected a choice, got none; check that the server is a "
-                "model server",
+                f"POST {self._client.base}/v1/chat/completions: invalid response: expected a choice, got none; "
+                "check that this is a model server",
                 status=200,
             )
         return answer

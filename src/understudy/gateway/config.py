@@ -14,8 +14,10 @@ from msgspec import Meta, Struct, field
 
 from understudy.errors import ConfigError
 from understudy.gateway.budget import Budget
+from understudy.gateway.errors import streaming_excludes_exact
 from understudy.gateway.exact.parsers import FORMATS
 from understudy.gateway.prices import Price, list_price
+from understudy.util.validation import validation_text
 
 BackendKind = Literal["vllm", "sglang", "openai", "anthropic", "embedded"]
 TokenMode = Literal["observe", "exact"]
@@ -154,7 +156,9 @@ def parse_config(data: dict[str, Any], path: Path) -> GatewayConfig:
         config = msgspec.convert(data, GatewayConfig)
         check_config(config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_with_key(str(error))}; correct this key") from error
+        raise ConfigError(
+            f"{path}: {_with_key(validation_text(error, GatewayConfig))}; correct this key"
+        ) from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     roles = {role: _with_tokenizer_path(model, path.parent) for role, model in config.models.by_role().items()}
@@ -192,10 +196,7 @@ def check_config(config: GatewayConfig) -> None:
     for role, model in config.models.by_role().items():
         _check_model(f"models.{role}", model)
         if config.streaming and model.tokens == "exact":
-            raise ConfigError(
-                f'streaming = true and models.{role}.tokens = "exact" exclude each other, because exact '
-                'responses are parsed once they are complete; remove streaming, or set tokens = "observe"'
-            )
+            raise streaming_excludes_exact(f"models.{role}.")
         if config.budget and config.budget.cost_usd is not None and model.effective_price is None:
             raise ConfigError(
                 f"budget.cost_usd needs the price of {model.model or 'every model'}, which is missing; give "
@@ -208,6 +209,7 @@ def check_config(config: GatewayConfig) -> None:
 def _check_model(key: str, model: ModelConfig) -> None:
     own = model.backend in OWN_SERVERS
     exact = model.tokens == "exact"
+    formats = ", ".join(sorted(FORMATS))
     rules = {
         "base_url: excludes endpoints; give only one of them": model.base_url is not None
         and bool(model.endpoints),
@@ -216,14 +218,14 @@ def _check_model(key: str, model: ModelConfig) -> None:
         f"base_url: missing; the {model.backend} backend needs one, such as http://host:port/v1": own
         and model.backend != "embedded"  # a run starts this server itself
         and not model.urls,
-        f'tokens: "exact" is unsupported by {model.backend}; use one of {", ".join(sorted(OWN_SERVERS))}': exact
-        and not own,
+        f'tokens: "exact" is unsupported by backend = "{model.backend}", expected one of '
+        f'{", ".join(sorted(OWN_SERVERS))}; set another backend, or tokens = "observe"': exact and not own,
         'tokenizer: missing; tokens = "exact" with sglang needs one: give a directory or a name on the hub': exact
         and model.backend == "sglang"
         and model.tokenizer is None,
-        'tool_format: missing; tokens = "exact" needs the format of tool calls, such as "hermes"': exact
+        f'tool_format: missing; tokens = "exact" needs the format of tool calls: give one of {formats}': exact
         and model.tool_format is None,
-        f"tool_format: expected one of {', '.join(sorted(FORMATS))}, got {model.tool_format!r}; give one": exact
+        f"tool_format: expected one of {formats}, got {model.tool_format!r}; give one": exact
         and model.tool_format is not None
         and model.tool_format not in FORMATS,
         'template_args: unsupported with tokens = "exact"; leave it out': exact and bool(model.template_args),
@@ -263,9 +265,6 @@ def _with_key(message: str) -> str:
     if unknown := _UNKNOWN_FIELD.fullmatch(text):
         name = f"{key}.{unknown[1]}" if key else unknown[1]
         return f"{name}: unknown key, expected one of {', '.join(_keys_of_table(key))}"
-    for ending, one_of in _ENUMS.items():
-        if key.endswith(ending):
-            text += f"; expected one of {', '.join(one_of)}"
     return f"{key}: {text}" if key else text
 
 
@@ -279,11 +278,6 @@ def _keys_of_table(key: str) -> tuple[str, ...]:
 
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`")
-_ENUMS: dict[str, tuple[str, ...]] = {
-    "backend": get_args(BackendKind),
-    "tokens": get_args(TokenMode),
-    "names[...]": get_args(ModelRole),
-}
 
 
 def _with_tokenizer_path(model: ModelConfig, directory: Path) -> ModelConfig:

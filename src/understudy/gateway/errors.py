@@ -4,7 +4,7 @@ own format.
 
 from __future__ import annotations
 
-from understudy.errors import BackendError, GatewayError, StoreError, UnderstudyError
+from understudy.errors import BackendError, ConfigError, GatewayError, StoreError, UnderstudyError
 from understudy.gateway.control import GenerationPaused
 from understudy.wire.errors import ContextOverflow, Fault, FaultKind, InvalidRequest, ProviderRefusal
 
@@ -25,6 +25,14 @@ class BudgetExceeded(GatewayError):
 
 class Abandoned(GatewayError):
     """The client disconnected, or the gateway stopped, before there was a response."""
+
+
+def streaming_excludes_exact(key: str = "") -> ConfigError:
+    """Return the error for a streaming gateway with exact tokens; `key` precedes `tokens`, as in models.high."""
+    return ConfigError(
+        f'streaming = true and {key}tokens = "exact" exclude each other, because exact responses are parsed once '
+        'they are complete; remove streaming, or set tokens = "observe"'
+    )
 
 
 def fault_of(error: UnderstudyError, retry_after_limit_s: float = RETRY_AFTER_LIMIT_S) -> Fault:

@@ -151,14 +151,15 @@ async def _check_served(key: str, name: str, urls: Sequence[str], backends: Sequ
     down: list[BackendError] = []
     for url, answer in zip(urls, answers, strict=True):
         if isinstance(answer, BackendError):
-            _log.warning("%s: an endpoint is down: %s", key, answer)
+            _log.warning("%s: an endpoint does not answer, so the others are used: %s", key, answer)
             down.append(answer)
         elif isinstance(answer, BaseException):
             raise answer
         elif name not in answer:
-            raise ConfigError(
-                f"{key}.model: the server at {url} has no model {name!r}; give one of: {', '.join(answer)}"
+            remedy = (
+                f"give one of: {', '.join(answer)}" if answer else "start the server with a model: it lists none"
             )
+            raise ConfigError(f"{key}.model: the server at {url} has no model {name!r}; {remedy}")
     if len(down) == len(backends):
         raise down[0]
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from understudy.errors import BackendError
+from understudy.util.validation import validation_text
 from understudy.wire.chat_request import ChatContentPart, ChatStreamOptions
 
 
@@ -250,7 +251,9 @@ def read_body(body: bytes, as_: type[_Body]) -> _Body:
     try:
         return msgspec.json.decode(body, type=as_)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"invalid request body: {error}; correct this field") from None
+        raise InvalidRequestError(
+            f"invalid request body: {validation_text(error, as_)}; correct this field"
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = "; a \\ud800 to \\udfff escape must be one of a pair" if b"\\ud" in body.lower() else ""
         raise InvalidRequestError(

@@ -319,7 +319,9 @@ class _MessageStop(Struct):
 
 
 def _invalid_stream(problem: str) -> BackendError:
-    return BackendError(f"invalid stream from the provider: {problem}; send the request again")
+    return BackendError(
+        f"invalid stream from the provider: {problem}; check the address, or send the request again"
+    )
 
 
 class _StreamBlock:
@@ -343,7 +345,10 @@ class _StreamBlock:
                 return
             piece = delta.get(name)
             if self.type not in block_types or not isinstance(piece, str):
-                raise _invalid_stream(f"a {kind} for a content block of type {self.type!r}")
+                raise _invalid_stream(
+                    f"a {kind} for a content block of type {self.type[:100]!r}, expected a block of type "
+                    f"{' or '.join(sorted(block_types))}, and a string `{name}`"
+                )
             self.pieces.setdefault(name, []).append(piece)
         elif kind == "citations_delta" and self.type == "text":
             self.data["citations"] = [*(self.data.get("citations") or ()), delta.get("citation")]
@@ -424,7 +429,9 @@ class MessageAssembly:
 
     def _block_start(self, event: _BlockStart) -> None:
         if self._message is None or event.index in self._blocks:
-            raise _invalid_stream(f"block {event.index} starts twice, or before message_start")
+            raise _invalid_stream(
+                f"content block {event.index} starts twice, or before message_start; expected once"
+            )
         self._blocks[event.index] = _StreamBlock(event.content_block)
 
     def _block_delta(self, event: _BlockDelta) -> None:
@@ -574,7 +581,7 @@ def _tool_choice(choice: AnthropicToolChoice) -> str | dict[str, Any]:
 def _response_format(format_: AnthropicOutputFormat) -> dict[str, Any]:
     if format_.type != "json_schema":
         raise InvalidRequest(
-            f"output_config.format.type: unsupported value {format_.type!r}, expected json_schema; send "
+            f"output_config.format.type: unsupported value {format_.type[:100]!r}, expected json_schema; send "
             "that, or leave it out"
         )
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": format_.schema, "strict": True}}

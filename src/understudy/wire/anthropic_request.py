@@ -232,14 +232,14 @@ class _AnthropicTools(RequestTools, frozen=True):
 def _read_tools(tools: Sequence[ToolParam]) -> _AnthropicTools:
     functions: list[dict[str, Any]] = []
     unsupported: list[str] = []
-    for tool in tools:
+    for index, tool in enumerate(tools):
         if tool.name == _DEFERRED_TOOL:
             continue
         if tool.input_schema is None:
             unsupported.append(
-                f"tools: {tool.name!r}: missing input_schema; add it, or leave the tool out: tools that "
-                "Anthropic's "
-                f"own servers define or run (type {tool.type!r}) are unsupported"
+                f"tools[{index}]: missing input_schema of {tool.name[:100]!r}; add it, or leave the tool out: "
+                f"tools that Anthropic's own servers define or run (type {(tool.type or 'missing')[:100]!r}) are "
+                "unsupported"
             )
             if tool.type not in (None, "custom"):
                 continue  # A tool of the provider; one without a type must be the agent's.

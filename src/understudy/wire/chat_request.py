@@ -198,10 +198,15 @@ def read_conversation(request: ChatBody) -> tuple[Conversation, str | dict[str, 
 def _read_tools(tools: Sequence[ChatTool]) -> RequestTools:
     functions: list[dict[str, Any]] = []
     unsupported: list[str] = []
-    for tool in tools:
+    for index, tool in enumerate(tools):
         function = tool.function
-        if tool.type != "function" or function is None:
-            unsupported.append(f"tools: unsupported type {tool.type!r}, expected function; leave the tool out")
+        if tool.type != "function":
+            unsupported.append(
+                f"tools[{index}].type: unsupported value {tool.type[:100]!r}, expected function; leave the tool "
+                "out"
+            )
+        elif function is None:
+            unsupported.append(f"tools[{index}].function: missing, expected the function with its name; add it")
         else:
             functions.append(
                 function_tool(function.name, function.description, function.parameters, function.strict)
@@ -225,8 +230,8 @@ def _choose(
     if choice.type == "function" and choice.function:
         return tools.functions, {"type": "function", "function": {"name": choice.function.name}}, ()
     problem = (
-        f"tool_choice.type: unsupported value {choice.type!r}, expected function or allowed_tools; send one of "
-        "these, or leave tool_choice out"
+        f"tool_choice.type: unsupported value {choice.type[:100]!r}, expected function or allowed_tools; send one "
+        "of these, or leave tool_choice out"
     )
     return tools.functions, None, (problem,)
 
@@ -280,7 +285,11 @@ class _ChatReader(OpenAIReader):
         for call in message.tool_calls or ():
             function = call.function
             if call.type != "function" or function is None:
-                self.refuse(f"tool_calls: unsupported type {call.type!r}, expected function; leave the call out")
+                self.refuse(
+                    "tool_calls: a call has no function, expected its name and arguments; add them"
+                    if call.type == "function"
+                    else f"tool_calls: unsupported type {call.type[:100]!r}, expected function; leave the call out"
+                )
                 continue
             arguments = function.arguments or ""
             arguments = arguments if self._response else wrapped(arguments)

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from understudy.util.validation import validation_text
 from understudy.wire.errors import InvalidRequest
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -44,10 +45,11 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[_T], expected: str) -> _T:
     try:
         return decoded(decoder.decode, body)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the request is not {expected}: {error}; correct this field") from error
+        reason = validation_text(error, decoder.type)
+        raise InvalidRequest(f"the request is not {expected}: {reason}; correct this field") from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise InvalidRequest(
-            f"the request body is not valid JSON: {error}; expected a JSON object: correct it"
+            f"the request body is not valid JSON: {error}; expected {expected}: correct it"
         ) from error
 
 

@@ -237,7 +237,7 @@ def _text_part(kind: str, text: str) -> dict[str, Any]:
 # --- the dialect ----------------------------------------------------------------------------------------
 
 _CACHED_CONTENT_ERROR = (
-    "unsupported; the gateway has no stored contents, send the complete conversation in `contents`"
+    "unsupported: the gateway has no stored contents; send the complete conversation in `contents`"
 )
 _REFUSED_FIELDS: RefusedFields = {
     "cached_content": (("",), _CACHED_CONTENT_ERROR),
@@ -250,7 +250,7 @@ _TEXT_ONLY_ERROR = "unsupported: models answer with text only; leave it out"
 _REFUSED_CONFIG_FIELDS: RefusedFields = {
     "candidate_count": ((1,), "unsupported, expected 1, as a request gets one response; send it several times"),
     "response_modalities": ((["TEXT"], []), _TEXT_ONLY_ERROR),
-    "response_logprobs": ((False,), "unsupported; leave it out"),
+    "response_logprobs": ((False,), "unsupported, expected false: no logprobs are returned; leave it out"),
     "speech_config": ((), _TEXT_ONLY_ERROR),
 }
 # Status and name. Clients try again after 408, 429 and 5xx.
@@ -347,10 +347,13 @@ def _read_target(target: str) -> GeminiTarget:
     parsed_target = read_target(target)
     if parsed_target is None:
         raise InvalidRequest(
-            f"{target[:200]}: no such path, expected {target_of('MODEL')}; check the client's base URL"
+            f"{target[:200]}: no such path, expected one like {target_of('MODEL')}; check the client's base URL"
         )
     if parsed_target.stream and not parsed_target.sse:
-        raise InvalidRequest("streamGenerateContent without alt=sse is unsupported; add ?alt=sse to the path")
+        raise InvalidRequest(
+            f"{target[:200]}: unsupported without alt=sse, expected a stream of server-sent events; add ?alt=sse "
+            "to the path"
+        )
     return parsed_target
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -83,7 +84,8 @@ def refuse_fields(request: Struct, fields: RefusedFields) -> None:
     for name, (harmless, problem) in fields.items():
         value = getattr(request, name)
         if value is not None and value not in harmless:
-            raise InvalidRequest(f"{sent_name(request, name)}: {problem}")
+            shown = f" = {json.dumps(value)[:80]}" if isinstance(value, int | float | str) else ""
+            raise InvalidRequest(f"{sent_name(request, name)}{shown}: {problem}")
 
 
 def sent_name(request: Struct, name: str) -> str:
@@ -194,7 +196,7 @@ class OpenAIReader:
         if (image := self.image(part)) is not None:
             return IMAGE, {"type": "image_url", "image_url": image}
         self.refuse(
-            f"content: unsupported part of type {part.type!r}, expected {self.expected_parts}; leave it out"
+            f"content: unsupported part of type {part.type[:100]!r}, expected {self.expected_parts}; leave it out"
         )
         return f"[{part.type}]", None
 

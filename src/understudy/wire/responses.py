@@ -343,12 +343,12 @@ class ResponsesWriter(StreamWriter):
 
 # --- the dialect ----------------------------------------------------------------------------------------
 
-_STATELESS_ERROR = "unsupported; the gateway is stateless, send the complete conversation as `input`"
+_STATELESS_ERROR = "unsupported: the gateway is stateless; send the complete conversation as `input`"
 _REFUSED_FIELDS: RefusedFields = {
     "previous_response_id": ((), _STATELESS_ERROR),
     "conversation": ((), _STATELESS_ERROR),
-    "background": ((False,), "unsupported; the request itself gets the response, leave it out"),
-    "prompt": ((), "unsupported; there are no stored prompts, send `instructions` and `input`"),
+    "background": ((False,), "unsupported, expected false: the request itself gets the response; leave it out"),
+    "prompt": ((), "unsupported: there are no stored prompts; send `instructions` and `input`"),
     "top_logprobs": ((0,), "unsupported, expected 0: only logprobs of sampled tokens are known; leave it out"),
 }
 

@@ -94,15 +94,15 @@ def _new_toolbox(tools: Sequence[ResponsesTool]) -> Toolbox:
             continue
         if tool.type != "function" and tool.type != "custom":
             unsupported.append(
-                f"tools: unsupported type {tool.type!r}, expected function, custom or namespace; leave the "
+                f"tools: unsupported type {tool.type[:100]!r}, expected function, custom or namespace; leave the "
                 "tool out"
             )
             continue
         name = flat_name(tool.name, namespace)
         if not tool.name or name in origins:
             unsupported.append(
-                f"tools: invalid name {name!r}, expected one that is not empty and that no other tool has; "
-                "rename it"
+                f"tools: invalid name {name[:100]!r}, expected one that is not empty and that no other tool has; "
+                "rename the tool"
             )
             continue
         origins[name] = ToolOrigin(tool.type, tool.name, namespace)
@@ -143,13 +143,27 @@ def _choose(
             return allowed, choice.mode if allowed else None, ()
         name = flat_name(choice.name, choice.namespace)
         if name not in toolbox.origins:
-            problem = f"tool_choice: unknown tool {name or choice.type!r}, expected one of `tools`"
-            return toolbox.functions, None, (problem,)
+            problem = f"tool_choice: `tools` has no tool {(name or choice.type)[:100]!r}"
+            if toolbox.origins:
+                problem += f", expected one of {_names(toolbox)}"
+            return toolbox.functions, None, (f"{problem}; name one that it has, or leave tool_choice out",)
         return toolbox.functions, {"type": "function", "function": {"name": name}}, ()
     if choice == "required" and not toolbox.functions:
-        problem = "tool_choice: a tool is required, but `tools` has none that the client runs"
+        problem = (
+            "tool_choice: required, but `tools` has no function that the client runs; add one, or leave "
+            "tool_choice out"
+        )
         return toolbox.functions, None, (problem,)
     return toolbox.functions, choice if toolbox.functions else None, ()
+
+
+def _names(toolbox: Toolbox) -> str:
+    """Return the names of the first tools, for an error."""
+    names = list(toolbox.origins)
+    return ", ".join(name[:100] for name in names[:_MAX_NAMES]) + (", …" if len(names) > _MAX_NAMES else "")
+
+
+_MAX_NAMES = 20
 
 
 # --- calls ---------------------------------------------------------------------------------------------
@@ -347,7 +361,7 @@ class _ResponsesReader(OpenAIReader):
                 pass
             case unknown:
                 self.refuse(
-                    f"type: unsupported value {unknown!r}, expected one of {', '.join(_KNOWN_ITEMS)}; leave "
+                    f"type: unsupported value {unknown[:100]!r}, expected one of {', '.join(_KNOWN_ITEMS)}; leave "
                     "the item out"
                 )
                 role = "user" if unknown.endswith("_output") else "assistant"

@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     ),
     "exact from a provider": (
         model(backend="openai", **EXACT),
-        'models.high.tokens: "exact" is unsupported by openai',
+        'models.high.tokens: "exact" is unsupported by backend = "openai", expected one of embedded, ',
     ),
     "exact from SGLang without a tokenizer": (model(backend="sglang", **EXACT), "models.high.tokenizer"),
     "exact without a format": (model(tokens="exact"), "models.high.tool_format"),

@@ -14,7 +14,7 @@ from msgspec import Struct
 from understudy.errors import BackendError
 from understudy.gateway.backends.base import NativeRequest, NativeResponse
 from understudy.gateway.backends.fields import Count
-from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient, ServerSentEvent
+from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient, ServerSentEvent, naming
 from understudy.gateway.errors import refused_credentials
 from understudy.gateway.prices import Price
 from understudy.types import Usage
@@ -113,9 +113,10 @@ class AnthropicRelay:
         url = self._http.base + request.path
         data, headers = self._body(request.body), _headers(request.headers)
         try:
-            if request.stream:
-                return await self._stream(url, data, headers, emit)
-            return self._parse_message(url, await self._http.send("POST", url, data, headers))
+            with naming(f"POST {url}"):
+                if request.stream:
+                    return await self._stream(url, data, headers, emit)
+                return self._parse_message(url, await self._http.send("POST", url, data, headers))
         except BackendError as error:
             raise self._refusal_for_agent(error) from error
 

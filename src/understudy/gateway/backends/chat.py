@@ -22,7 +22,7 @@ from understudy.gateway.backends.chat_response import (
 )
 from understudy.gateway.backends.chunks import ChunkReader
 from understudy.gateway.backends.fields import is_overflow, reported_context_length, reported_prompt_tokens
-from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient, ServerSentEvent
+from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient, ServerSentEvent, naming
 from understudy.gateway.prices import Price
 from understudy.wire.errors import ContextOverflow
 from understudy.wire.model import ChatRequest, ConversationHandle, Emit, Generation
@@ -133,8 +133,9 @@ class ChatBackend(ABC):
             body["parallel_tool_calls"] = request.parallel_tool_calls
         if request.response_format is not None:
             body["response_format"] = request.response_format
-        assembly = await self._send(self._adapt_fields(body), request.conversation, emit)
-        return assembly.generation(self.model, self._adapt_fields(sampling))
+        with naming(f"POST {self._http.base}/chat/completions"):
+            assembly = await self._send(self._adapt_fields(body), request.conversation, emit)
+            return assembly.generation(self.model, self._adapt_fields(sampling))
 
     async def _send(
         self, body: dict[str, Any], conversation: ConversationHandle | None, emit: Emit | None

@@ -396,7 +396,8 @@ class ResponseAssembly:
             choice = chunk.choices[0]
             if choice.index or len(chunk.choices) > 1:
                 raise StreamError(
-                    "invalid stream: expected 1 choice, got more; leave out `n`, or update the model server"
+                    f"invalid stream: expected choice 0 only, got choice {choice.index} of {len(chunk.choices)} "
+                    "in a chunk; leave out `n`, or update the model server"
                 )
             delta = choice.delta
             self._in_chunks = self._in_chunks or bool(choice.token_ids)
@@ -417,8 +418,8 @@ class ResponseAssembly:
         self.flush()
         if self._ids == [] and (text or calls):
             raise BackendError(
-                "invalid response: it has text or tool calls, but no token ids for them, expected both; "
-                "update the model server",
+                "invalid response: expected token ids for its text and tool calls, got an empty list; update the "
+                "model server",
                 status=200,
             )
         prompt_ids = None if self._prompt is None else self._read_prompt(self._prompt)
@@ -506,8 +507,8 @@ class ResponseAssembly:
             return None
         if len(self._logprobs) != len(self._ids):
             raise BackendError(
-                f"invalid response: {len(self._logprobs)} logprobs for {len(self._ids)} tokens, expected as "
-                "many, so it cannot be trained on; update the model server",
+                f"invalid response: it has {len(self._logprobs)} logprobs for {len(self._ids)} tokens, expected "
+                "one for each, so it cannot be trained on; update the model server",
                 status=200,
             )
         return tuple(self._logprobs)

@@ -442,7 +442,7 @@ class HttpClient:
         body = self._address.redact_bytes(b"".join(pieces))
         kind = NotServedError if response.status >= 500 else BackendError
         return kind(
-            f"{method} {url}: status {response.status}: {_reason(body)}",
+            f"{method} {url}: status {response.status}: {_reason(body)}; {_remedy(response.status)}",
             status=response.status,
             retry_after_s=retry_after_s(response.headers.get("retry-after")),
             should_retry=_SHOULD_RETRY.get(response.headers.get("x-should-retry", "")),
@@ -453,6 +453,34 @@ class HttpClient:
         return self.clean(str(error)) or type(error).__name__
 
 
+_REMEDIES = {
+    401: "check the API key, and the environment variable that holds it",
+    403: "check the API key, and the environment variable that holds it",
+    404: "check the server's address, and the name of the model",
+    429: "send it again later, or fewer requests at a time",
+}
+
+
+def _remedy(status: int) -> str:
+    """Return what to do after an error response. Agents do not get that of a rejected key (see `fault_of`)."""
+    if status >= 500:
+        return "see the model server's log, and send it again"
+    return _REMEDIES.get(
+        status, "change the request as the server says" if status >= 400 else "check the server's address"
+    )
+
+
+@contextmanager
+def naming(request: str) -> Generator[None]:
+    """Put `request`, such as POST URL, before the BackendErrors of a response that do not begin with it."""
+    try:
+        yield
+    except BackendError as error:
+        if not str(error).startswith(request):
+            error.args = (f"{request}: {error}", *error.args[1:])
+        raise
+
+
 def _reason(body: bytes) -> str:
     """Return the message of an error response if it has the usual shape, else the beginning of its body."""
     try:
@@ -460,7 +488,8 @@ def _reason(body: bytes) -> str:
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         response = _HttpErrorBody()
     error = response.error.message if isinstance(response.error, _HttpErrorDetail) else response.error
-    return (error or response.message)[:REASON_LIMIT] or body[:500].decode(errors="replace")
+    reason = (error or response.message)[:REASON_LIMIT] or body[:500].decode(errors="replace")
+    return reason.strip().removesuffix(".") or "without a reason"
 
 
 def retry_after_s(value: str | None, now: float | None = None) -> float | None:

@@ -94,7 +94,9 @@ class _EndpointPool(Generic[_S]):
 
     def __init__(self, servers: Sequence[_S]) -> None:
         if not servers:
-            raise ConfigError("endpoints: expected at least one address, got none; add one")
+            raise ConfigError(
+                "endpoints: expected at least one address, got none; add one, such as http://HOST:PORT/v1"
+            )
         self.name, self.model, self.price = servers[0].name, servers[0].model, servers[0].price
         self._endpoints = [_Endpoint(server, index) for index, server in enumerate(servers)]
         self._anonymous = itertools.count()

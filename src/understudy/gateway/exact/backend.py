@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from msgspec import Struct, structs
 
-from understudy.errors import BackendError, ConfigError
+from understudy.errors import BackendError
 from understudy.gateway.backends.fields import is_overflow, reported_context_length
+from understudy.gateway.errors import streaming_excludes_exact
 from understudy.gateway.exact.codec import Codec
 from understudy.gateway.exact.parsers import CompletionFormat, ParsedOutput
 from understudy.gateway.exact.token_servers import SampledTokens, TokenServer
@@ -151,10 +152,7 @@ class ExactBackend:
         features that are unavailable. Raises ConfigError with `emit`.
         """
         if emit is not None:
-            raise ConfigError(
-                'streaming = true and tokens = "exact" exclude each other, because exact responses are '
-                'parsed once they are complete; remove streaming, or set tokens = "observe"'
-            )
+            raise streaming_excludes_exact()
         call = self._call(request)
         prompt = await self._prompt(call)
         sampling, left_out = await self._sampling(request, len(prompt.ids))

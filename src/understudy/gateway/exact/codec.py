@@ -25,6 +25,7 @@ from understudy.gateway.backends.fields import TokenId
 from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.parsers import json_object
 from understudy.gateway.exact.vocabulary import TokenizerVocabulary
+from understudy.util.text import reason_of
 
 Messages = Sequence[dict[str, Any]]
 """Messages (or tools) in the form of OpenAI chat completions."""
@@ -100,8 +101,8 @@ class ChatTemplate:
             return self._render(prepared, tools, variables)
         except _FAULTS as error:
             raise BackendError(
-                f"the chat template rejected the conversation: {str(error) or type(error).__name__}; set tokens "
-                '= "observe" if this model cannot take it',
+                f"the chat template rejected the conversation: {reason_of(error)}; change the messages as it "
+                'says, or set tokens = "observe" if this model cannot take them',
                 status=400,
             ) from error
 
@@ -273,7 +274,8 @@ class LocalCodec:
             folder = _from_hub(source)
         config = _read_json(folder / "tokenizer_config.json")
         templates = _templates(folder, config)
-        vocabulary = TokenizerVocabulary(_read(folder / "tokenizer.json"), "\0".join(templates.values()))
+        file = folder / "tokenizer.json"
+        vocabulary = TokenizerVocabulary(_read(file), "\0".join(templates.values()), where=f"{file}: ")
         template = ChatTemplate(templates, _special_tokens(config), vocabulary.mark, where=f"{folder}: ")
         return cls(vocabulary, template, _context(_read_json(folder / "config.json"), config))
 
@@ -350,8 +352,8 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
-            f"{name!r} is neither a directory nor a model that can be downloaded from the Hub: {error}; name the "
-            "directory with the model's tokenizer.json"
+            f"tokenizer: {name!r} is neither a directory nor a model that can be downloaded from the Hub: "
+            f"{reason_of(error)}; give the directory with the model's tokenizer.json"
         ) from error
 
 
@@ -366,7 +368,9 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8: {error}; download it from the model again") from error
+        raise ConfigError(
+            f"{path}: is not UTF-8: {error.reason} at byte {error.start}; download it from the model again"
+        ) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

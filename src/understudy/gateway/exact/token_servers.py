@@ -114,8 +114,8 @@ class VLLMTokens(TokenServer):
         answer = await self.client.call("POST", self._url, body, _VLLMAnswer)
         if len(answer.choices) != 1:
             raise BackendError(
-                f"{self._url}: invalid response: expected 1 choice, got {len(answer.choices)}; update the model "
-                "server",
+                f"POST {self._url}: invalid response: expected 1 choice, got {len(answer.choices)}; update the "
+                "model server",
                 status=200,
             )
         choice = answer.choices[0]
@@ -206,8 +206,9 @@ def _renamed(sampling: Mapping[str, Any], names: Mapping[str, str]) -> dict[str,
 def _check(url: str, ids: Sequence[int], named: Sequence[int], count: int) -> None:
     """Raise BackendError unless there is one logprob for each token, and of that token."""
     if count != len(ids) or list(ids) != list(named):
+        got = f"{count} logprobs" if count != len(ids) else "logprobs of other tokens"
         raise BackendError(
-            f"{url}: invalid response: expected a logprob for each of {len(ids)} tokens, got {count}, or "
-            "those of other tokens, so it cannot be trained on; update the model server",
+            f"POST {url}: invalid response: expected a logprob of each of its {len(ids)} tokens, got {got}, so it "
+            "cannot be trained on; update the model server",
             status=200,
         )

@@ -20,6 +20,7 @@ import tokenizers
 from msgspec import Struct
 
 from understudy.errors import BackendError, ConfigError
+from understudy.util.text import reason_of
 
 _MARK = "\ue000"
 _MARKS = re.compile(f"{_MARK}({_MARK}?)")
@@ -66,14 +67,15 @@ class _Definition(Struct):
 
 
 class TokenizerVocabulary:
-    """The tokenizer that a `tokenizer.json` defines. `template` is the source of the chat template.
+    """The tokenizer that a `tokenizer.json` defines. `template` is the source of the chat template, and `where`
+    precedes the error of an invalid definition.
 
     If the text between special tokens can be encoded by itself, which byte-level vocabularies allow, look-alikes
     are told apart from special tokens, and repeated text is not encoded again. Raises ConfigError for an invalid
     definition.
     """
 
-    def __init__(self, definition: str, template: str) -> None:
+    def __init__(self, definition: str, template: str, *, where: str = "") -> None:
         try:
             parts = msgspec.json.decode(definition, type=_Definition)
             fields = cast("dict[str, Any]", json.loads(definition)) | {"truncation": None, "padding": None}
@@ -82,8 +84,8 @@ class TokenizerVocabulary:
             self._plain = tokenizers.Tokenizer.from_str(json.dumps(plain))
         except Exception as error:  # `tokenizers` raises no narrower class
             raise ConfigError(
-                f"invalid tokenizer.json: {error}; download it from the model again, or upgrade the "
-                "package tokenizers"
+                f"{where}invalid tokenizer.json: {reason_of(error)}; download it from the model again, or upgrade "
+                "the package tokenizers"
             ) from error
         vocabulary = self._whole.get_vocab(with_added_tokens=True)
         self._all_ids = frozenset(vocabulary.values())
@@ -132,8 +134,8 @@ class TokenizerVocabulary:
         if not self._all_ids.issuperset(ids):
             wrong = next(id_ for id_ in ids if id_ not in self._all_ids)
             raise BackendError(
-                f"invalid token id {wrong}: expected one below the vocabulary's size, {len(self._all_ids)}; "
-                "check that `tokenizer` is the tokenizer of the served model"
+                f"invalid token id {wrong} from the model server: expected one of the vocabulary's, up to "
+                f"{max(self._all_ids, default=-1)}; check that `tokenizer` is the tokenizer of the served model"
             )
         return self._whole.decode(ids, skip_special_tokens=False)
 

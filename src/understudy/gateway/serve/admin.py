@@ -22,6 +22,7 @@ from understudy.gateway.control import GatewayState, GenerationControl, RunningC
 from understudy.gateway.server.http import ClientGone, HttpRequest, Receive, Scope, Send
 from understudy.gateway.telemetry.metrics import CONTENT_TYPE, GatewayMetrics
 from understudy.util.files import atomic_write
+from understudy.util.text import reason_of
 
 KEY_LENGTH = 16
 """The minimum length of an admin key, in characters."""
@@ -128,8 +129,8 @@ class AdminApp:
     def __init__(self, target: AdminTarget, key: str) -> None:
         if len(key) < KEY_LENGTH:
             raise ConfigError(
-                f"admin key too short: expected at least {KEY_LENGTH} characters, got {len(key)}; delete the key "
-                "file, and restart the gateway to make a new key"
+                f"{ADMIN_KEY}: admin key too short: expected at least {KEY_LENGTH} characters, got {len(key)}; "
+                "delete the file in the gateway's directory, and restart the gateway, which makes a new key"
             )
         self._target = target
         self._key = key.encode()
@@ -158,8 +159,11 @@ class AdminApp:
         if request.path == "/healthz":
             return await _reply(request, 200, {"status": "ok"})
         if not hmac.compare_digest(request.api_key().encode(), self._key):
-            expected = "send the header `authorization: Bearer KEY` with the key in admin.key"
-            raise _AdminError(401, f"invalid admin key: {expected}")
+            raise _AdminError(
+                401,
+                f"invalid admin key: expected the one in {ADMIN_KEY} of the gateway's directory; send it in the "
+                "header `authorization: Bearer KEY`",
+            )
         method, handler = self._routes.get(request.path, ("", None))
         if handler is None:
             paths = ", ".join(["/healthz", *self._routes])
@@ -271,20 +275,28 @@ async def send_admin_request(directory: Path, method: str, path: str, body: dict
     """
     try:
         address = msgspec.json.decode((directory / ADDRESS).read_bytes(), type=GatewayAddress)
-    except (OSError, msgspec.DecodeError) as error:
+    except OSError as error:
         raise ConfigError(
-            f"no gateway is running in {directory} ({error}); name its directory with --dir, or start one with: "
-            "understudy gateway serve"
+            f"no gateway is running in {directory} ({ADDRESS}: {error.strerror}); name its directory with --dir, "
+            "or start one with: understudy gateway serve"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{directory / ADDRESS}: invalid address file of a gateway: {error}; restart the gateway, which "
+            "writes it"
         ) from error
     try:
-        key = (directory / ADMIN_KEY).read_bytes().strip().decode("ascii")
-        if not key.isprintable():
-            raise ValueError("it has more than one line, expected one")
-    except (OSError, ValueError) as error:
+        key = (directory / ADMIN_KEY).read_bytes().strip().decode("ascii", "replace")
+    except OSError as error:
         raise ConfigError(
-            f"{directory / ADMIN_KEY}: invalid admin key of a gateway: {error}; restart the gateway, which "
-            "writes it, or run as the user who started it"
+            f"{directory / ADMIN_KEY}: the gateway's admin key cannot be read: {error.strerror}; run as the user "
+            "who started the gateway, or restart the gateway, which makes a missing key"
         ) from error
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            f"{directory / ADMIN_KEY}: invalid admin key, expected one line of printable ASCII characters; delete "
+            "the file, and restart the gateway, which makes a new key"
+        )
     try:
         headers = {"authorization": f"Bearer {key}"}
         # Without a timeout, because a drain takes as long as the request asks for.
@@ -295,8 +307,8 @@ async def send_admin_request(directory: Path, method: str, path: str, body: dict
             answer = await _bounded_text(response)
     except (aiohttp.ClientError, OSError) as error:
         raise GatewayError(
-            f"the gateway in {directory} does not respond at {address.admin_url}: {error}; check that it is "
-            "still running"
+            f"the gateway in {directory} does not respond at {address.admin_url}: {reason_of(error)}; check that "
+            f"it is still running (pid {address.pid}), or start it again: understudy gateway serve"
         ) from error
     if response.status != 200:
         raise GatewayError(

@@ -134,7 +134,9 @@ class StoredKeys:
                 checked = _KeyLookup(await asyncio.to_thread(find, digest) if is_remote else find(digest))
             except StoreError as error:
                 # No model was asked yet, so trying again does no harm.
-                _log.error("an API key cannot be looked up: %s", error)
+                _log.error(
+                    "an API key cannot be looked up, so its client is told to send the request again: %s", error
+                )
                 raise GatewayError(
                     "the gateway cannot look up API keys in its store; send the request again later, or see "
                     "the gateway's log"

@@ -96,7 +96,7 @@ class WorkerProcess:
             output = b"no output within %d s" % START_TIMEOUT_S
         if output != READY:
             await self.stop()
-            reason = output.decode(errors="replace").strip() or "it exited without a message; its log says more"
+            reason = output.decode(errors="replace").strip() or "it exited without a message; see its log above"
             raise GatewayError(
                 f"worker {self.spec.index} of the gateway failed to start: {reason}; correct the cause, then "
                 "start the gateway again"
@@ -173,7 +173,12 @@ class Supervisor:
     async def _watch(self, worker: WorkerProcess) -> None:
         while True:
             how = await worker.wait()
-            _log.warning("worker %d ended (%s); restarting it", worker.spec.index, how)
+            _log.warning(
+                "worker %d of the gateway ended (%s); it is restarted, and agents retry the calls that it was "
+                "answering",
+                worker.spec.index,
+                how,
+            )
             await worker.stop()
             for pause in (*RESTART_PAUSES_S, None):
                 try:
@@ -333,7 +338,7 @@ async def service(
     directory, location = places.directory, places.store or places.directory
     alone = locked(
         directory / ".gateway.lock",
-        busy=f"another gateway is using {directory}; give another --dir",
+        busy=f"another gateway is using {directory}; stop it, or give another --dir",
         remedy="give a --dir that you can write",
     )
     with alone:
@@ -394,7 +399,12 @@ async def _alone_on_database(url: StoreUrl, directory: Path, stop: asyncio.Futur
                         stop.set_exception(error)
                     return
                 except StoreError as error:
-                    _log.warning("the lease on %s could not be renewed; trying again: %s", url, error)
+                    _log.warning(
+                        "the gateway's lease on %s could not be renewed, and is tried again in %g s: %s",
+                        url,
+                        _HEARTBEAT_S,
+                        error,
+                    )
 
         keeping = None
         try:
@@ -418,7 +428,10 @@ async def _alone_at_work(stack: AsyncExitStack, directory: Path) -> int:
     deadline = time.monotonic() + _LEFT_OVER_S
     while True:
         try:
-            busy = f"workers of a gateway that was killed are still using {directory}; end them"
+            busy = (
+                f"workers of a gateway that was killed are still using {directory} after {_LEFT_OVER_S:g} s; wait "
+                "until they have stored their calls, or end the processes `understudy.gateway.serve.worker`"
+            )
             return stack.enter_context(locked(directory / ".workers.lock", busy=busy))
         except ConfigError:
             if time.monotonic() > deadline:

@@ -12,7 +12,7 @@ from typing import Any
 from understudy.errors import UnderstudyError
 from understudy.gateway.control import GenerationControl, RunningCall
 from understudy.gateway.errors import fault_of
-from understudy.gateway.keys import KeyRing
+from understudy.gateway.keys import PREFIX, KeyRing
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.capture import CallObserver, CallSink, Capture
 from understudy.gateway.server.connections import ConnectionTable
@@ -231,7 +231,10 @@ class Gateway:
         """Return the session of the request's key. Raises RequestRefused."""
         session = await self._keys.find_session(request.api_key())
         if session is None:
-            message = "invalid API key: no active attempt has it; check the key, or start a new attempt"
+            message = (
+                f"invalid API key: no active attempt has it, expected one that begins with {PREFIX}; start a new "
+                "attempt, or make a key for this gateway: understudy gateway issue NAME"
+            )
             raise RequestRefused(Fault(kind="permission", message=message))
         request.authenticate()
         return session
@@ -266,9 +269,8 @@ async def _alive(request: HttpRequest, dialect: Dialect) -> None:
 
 async def _not_found(request: HttpRequest, dialect: Dialect) -> None:
     message = (
-        f"{request.method} {request.path[:200]}: no such path; expected one of {', '.join(_MODEL_PATHS)}: "
-        "check the "
-        "client's base URL"
+        f"{request.method[:20]} {request.path[:200]}: no such path; expected one of {', '.join(_MODEL_PATHS)}: "
+        "check the client's base URL"
     )
     await request.send_fault(dialect, Fault(kind="not_found", message=message))
 

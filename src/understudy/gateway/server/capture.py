@@ -145,7 +145,9 @@ class InFlightCall:
             outcome = too_deep()
         except Exception as error:  # noqa: BLE001 - see below
             # A bug of the gateway must not lose a call: what there is of it is stored, and a fault is reported.
-            _log.exception("internal error of the gateway")
+            _log.exception(
+                "internal error of the gateway in a call of attempt %s; please report it", self.session.attempt_id
+            )
             outcome = GatewayError(
                 f"internal error of the gateway: {type(error).__name__}; please report it with the traceback "
                 "in the gateway's log"
@@ -261,7 +263,12 @@ class _CallRecorder:
         try:
             await asyncio.wrap_future(self._capture.sink.append(call))
         except UnderstudyError as failure:
-            _log.error("call %s of attempt %s could not be stored: %s", call.id, call.attempt_id, failure)
+            _log.error(
+                "call %s of attempt %s could not be stored, so its response is withheld: %s",
+                call.id,
+                call.attempt_id,
+                failure,
+            )
             if isinstance(failure, StoreError):
                 self._request.session.store_error = failure
             return fault_of(failure)
@@ -281,7 +288,7 @@ class _CallRecorder:
                 observe(call, self._request.headers)
             except Exception:  # noqa: BLE001 - see below
                 # The call is stored, so a failing metric must not cost the agent its response.
-                _log.exception("call %s was stored, but an observer of it failed", call.id)
+                _log.exception("call %s was stored, but its metrics or spans failed; please report it", call.id)
         return None
 
     def _call(self, response: bytes, error: UnderstudyError | None) -> Call:

@@ -39,6 +39,15 @@ UNREAD_S = 120.0
 CLOSE_S = 5.0
 """How many seconds a closing connection may take to send what is left."""
 
+_REFUSALS = {
+    b"400 Bad Request": "expected an HTTP/1.1 request, and at most "
+    f"{PIPELINE_LIMIT} more before its response; check the client and its proxy",
+    b"408 Request Timeout": "the request line and headers did not arrive in time; send the request again",
+    b"431 Request Header Fields Too Large": f"the headers are too large: expected at most {HEADERS_LIMIT}, of "
+    f"{HEAD_LIMIT} bytes; send fewer",
+}
+"""What a client is told in plain text, by status, before a request has a dialect."""
+
 _REQUEST_BYTES = 4 << 10  # the objects of a request that waits: measured, and rounded up
 _HEADER_BYTES = 160  # bytes for the objects of a waiting request, measured and rounded up
 
@@ -255,7 +264,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.pipeline or (not self.idle and self.cycle.response_started):
             self.drop()
         elif not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
+            body = _REFUSALS[status].encode() + b"\n"
+            head = b"HTTP/1.1 %b\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            self.transport.write(head % (status, len(body)) + body)
             self.transport.close()
             self._cancel_write_deadline()
             self._write_deadline = self.loop.call_later(CLOSE_S, self.drop)

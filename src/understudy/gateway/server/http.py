@@ -126,8 +126,12 @@ class HttpRequest:
                     unread.total_bytes += len(chunk)
                     if self._size > BODY_LIMIT:
                         raise RequestRefused(_TOO_LARGE)
-                    if unread.total_bytes > unread.limit_bytes or session.body_bytes > ATTEMPT_LIMIT:
-                        raise RequestRefused(_OVERLOADED)
+                    if unread.total_bytes > unread.limit_bytes:
+                        raise RequestRefused(
+                            _overloaded("the request bodies that are arriving", unread.limit_bytes)
+                        )
+                    if session.body_bytes > ATTEMPT_LIMIT:
+                        raise RequestRefused(_overloaded("the unanswered requests of this attempt", ATTEMPT_LIMIT))
             body = self._decoded(b"".join(chunks))
         except TimeoutError:
             message = f"timeout: the request body did not arrive within {unread.timeout_s:g} s; retry"
@@ -228,10 +232,11 @@ class HttpRequest:
         await self.send_response(error.status, error.body, error.headers)
 
 
-_OVERLOADED = Fault(
-    kind="overloaded",
-    message="overloaded: the request bodies that are being read have too many bytes together; retry later",
-)
+def _overloaded(what: str, limit_bytes: int) -> Fault:
+    message = f"overloaded: {what} have more than {limit_bytes} bytes together, the maximum; retry later"
+    return Fault(kind="overloaded", message=message)
+
+
 _TOO_LARGE = Fault(
     kind="too_large",
     message=f"request body too large: it has more than {BODY_LIMIT} bytes, the maximum; send less",

@@ -112,9 +112,8 @@ def _unpack(encoding: bytes, body: bytes) -> bytes:
                 raise ValueError("invalid gzip body: it is truncated; send it again")
         case _:
             raise ValueError(
-                f"unsupported content-encoding {encoding[:80].decode('latin-1')!r}, expected gzip or "
-                "identity; set "
-                "the exporter's compression to one of them"
+                f"unsupported content-encoding {encoding[:80].decode('latin-1')!r}, expected gzip or identity; "
+                "set the exporter's compression to one of them"
             )
     if len(plain) > LIMIT:
         raise ValueError(f"export too large: it has more than {LIMIT} bytes, the maximum; send smaller batches")

@@ -32,7 +32,8 @@ try:
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
     raise ConfigError(
-        f"telemetry needs OpenTelemetry ({error}): install it with `pip install 'understudy[otel]'`"
+        f"telemetry: OpenTelemetry cannot be imported: {error}; install it: pip install 'understudy[otel]', or "
+        "remove `telemetry` from the configuration"
     ) from error
 
 EXPORT_TIMEOUT_S = 5.0
