@@ -92,4 +92,4 @@ def test_stores_that_cannot_be_read_are_listed_with_the_reason(tmp_path: Path):
         assert stores[name]["error"]["message"] and stores[name]["error"]["remedy"], name
     assert {path: path.read_bytes() for path in before} == before
     missing = understudy("view", tmp_path / "none", "--no-browser")
-    assert missing.returncode == 2 and "is not a directory" in missing.stderr
+    assert missing.returncode == 2 and "does not exist; give a directory" in missing.stderr

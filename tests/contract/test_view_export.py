@@ -202,8 +202,8 @@ def test_what_cannot_be_exported_is_refused_in_words(tmp_path: Path):
     file = tmp_path / "file.html"
     for arguments, message in (
         ((), "expected a run or a loop to write into this file, got none"),
-        ((tmp_path / "none",), "is not a directory"),
-        ((tmp_path,), "is no store; give the directory of a run or a loop"),
+        ((tmp_path / "none",), "does not exist; give a directory"),
+        ((tmp_path,), "has no store, expected a run or a loop; give the directory of one"),
         ((logs,), "a store of kind `sessions`"),
         ((run, "nothing"), "has no rollout 'nothing'"),
         ((run, "--max-mb", 1), "larger than 1 MB"),

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 
 from understudy.errors import ConfigError
+from understudy.util.text import reason_of
 
 _BATCH = 48_000  # its time grows faster than linearly with the text, and each call costs 10 ms
 _OVERLAP = 4_000
@@ -23,6 +24,7 @@ _SORTS = bytes(ord("w" if re.match(rb"[\w+/=~.-]", bytes((sign,))) else " ") for
 """The class of each byte: `w` for characters of tokens, a space for all others."""
 _LONG = re.compile(r"[0-9]|[\w+=~-]{30}", re.ASCII)
 """A run of sixteen or more characters must match this to be a token."""
+_WITHOUT = "pip uninstall pybetterleaks (without it, only Understudy's own rules apply)"
 _PUBLIC = re.compile(
     r"(?i)websocket|public|fingerprint|sha(?:1|256|384|512)|md5|\bid\b|checksum|digest|integrity|commit|\bkeys: "
 )
@@ -84,7 +86,8 @@ def _scanned(text: str) -> Iterator[tuple[str, str]]:
         from pybetterleaks.exceptions import PyBetterleaksError
     except ImportError as error:
         raise ConfigError(
-            f"cannot import pybetterleaks: {error}; install it: pip install 'understudy[redact]'"
+            f"pybetterleaks cannot be imported: {error}; install it again: pip install --force-reinstall "
+            f"pybetterleaks, or uninstall it: {_WITHOUT}"
         ) from error
     try:
         # The library accepts neither halves of surrogate pairs nor NUL.
@@ -93,11 +96,12 @@ def _scanned(text: str) -> Iterator[tuple[str, str]]:
         )
     except PyBetterleaksError as error:
         raise ConfigError(
-            f"pybetterleaks does not run on this system: {error}; uninstall it, or install another version"
+            f"pybetterleaks does not run on this system: {reason_of(error)}; uninstall it: {_WITHOUT}"
         ) from error
     if result.errors:
         raise ConfigError(
-            f"pybetterleaks failed: {result.errors[0].message}; uninstall it, or install another version"
+            f"pybetterleaks failed: {result.errors[0].message[:300]}; install another version, or uninstall it: "
+            f"{_WITHOUT}"
         )
     for finding in result.findings:
         match = finding.match or ""

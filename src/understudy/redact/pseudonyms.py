@@ -40,7 +40,9 @@ def load_key(path: Path | None = None) -> bytes:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             raise ConfigError(
-                f"{path}: expected a regular file with the redaction key; move away what is at this path"
+                f"{path}: expected a regular file with the redaction key, got a "
+                f"{'directory' if stat.S_ISDIR(mode) else 'special file'}; move it away, and a new key is made "
+                "there"
             )
         if mode & 0o077:
             raise ConfigError(
@@ -60,8 +62,8 @@ def load_key(path: Path | None = None) -> bytes:
         key = b""
     if len(key) != SIZE:
         raise ConfigError(
-            f"{path}: invalid redaction key, expected {2 * SIZE} hex digits; restore it, or remove the file to "
-            "get a new key (pseudonyms will differ then)"
+            f"{path}: invalid redaction key, expected {2 * SIZE} hex digits; restore the file from a copy, or "
+            "remove it to get a new key (pseudonyms will differ then)"
         )
     return key
 

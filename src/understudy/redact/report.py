@@ -94,8 +94,8 @@ class RedactionReport:
             atomic_write(path, text.encode("ascii"), mode=0o600)
         except OSError as error:
             raise ConfigError(
-                f"{path}: the redaction report cannot be written: {error.strerror}; make the directory "
-                "writable, or choose another --output"
+                f"{path}: the redaction report cannot be written: {error.strerror}; free disk space or make the "
+                "directory writable, or choose another --output"
             ) from error
 
 
@@ -113,6 +113,7 @@ def write_report_beside(output: Path, report: RedactionReport | None) -> Path | 
         path.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{path}: the report of an earlier file cannot be removed: {error.strerror}; remove it"
+            f"{path}: the report of an earlier file cannot be removed: {error.strerror}; remove it, because it "
+            f"does not describe the new {output.name}, or choose another --output"
         ) from error
     return None

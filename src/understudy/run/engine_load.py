@@ -150,7 +150,11 @@ class ConcurrencyController:
                     now = await self._read(session)
                 except ConfigError as error:
                     if not silent:
-                        _log.warning("the number of agents stays at %d: %s", self._slots.limit, error)
+                        _log.warning(
+                            "the number of agents stays at %d until the load can be read again: %s",
+                            self._slots.limit,
+                            error,
+                        )
                     silent = True
                     continue
                 limit = next_limit(

@@ -140,7 +140,10 @@ class RolloutFiles:
                 leftover.unlink()
         except OSError as error:
             self._failures["half written"] = str(error)
-            _log.warning("incomplete files of an earlier start cannot be removed: %s", error)
+            _log.warning(
+                "incomplete files of an earlier start could not be removed; run the same command again: %s",
+                error,
+            )
 
     def _check_of(self, rollout: Rollout) -> _CheckedRollout | None:
         """Return what is remembered of a rollout, if it has not changed since."""
@@ -172,7 +175,11 @@ class RolloutFiles:
             raise
         except Exception as error:  # noqa: BLE001 - the rollout has ended, and its files can be written again
             self._failures[rollout.id] = f"{type(error).__name__}: {error}"
-            _log.warning("the files of rollout %s cannot be written: %s", rollout.id, error)
+            _log.warning(
+                "the files of rollout %s could not be written, but it is stored; run the same command again: %s",
+                rollout.id,
+                error,
+            )
             _log.debug("what went wrong", exc_info=error)
 
     def _task_of(self, rollout: Rollout) -> Task:
@@ -305,7 +312,7 @@ class RolloutFiles:
             reports.write_summary(self._directory, self._config.run_id, self._model, outcomes, labels)
         except (OSError, TaskError, ConfigError) as error:
             self._failures["summary"] = str(error)
-            _log.warning("the summary of the run cannot be written: %s", error)
+            _log.warning("the summary of the run could not be written; run the same command again: %s", error)
 
     def _saver(self) -> Callable[[Iterable[dict[str, Any]], Path], None] | None:
         """Return the function that saves rows as a dataset, or None if its package is missing."""

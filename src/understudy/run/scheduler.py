@@ -251,7 +251,7 @@ class AgentSlot:
 
 def internal_error(raised: Exception) -> UnderstudyError:
     """Convert an unexpected exception to an error that can be stored. A retry would not help."""
-    _log.error("an attempt failed because of a bug in Understudy", exc_info=raised)
+    _log.error("internal error of Understudy, which ends an attempt; please report it", exc_info=raised)
     return UnderstudyError(
         f"internal error: {type(raised).__name__}: {raised}; this is a bug in Understudy, please report it"
     )

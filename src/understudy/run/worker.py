@@ -159,7 +159,12 @@ class RunWorker:
             try:
                 await asyncio.wrap_future(self._store.leases.give_back(self._lease))
             except StoreError as error:
-                _log.warning("the leases of this worker could not be given back, and will expire: %s", error)
+                _log.warning(
+                    "the leases of this worker could not be given back, so its attempts are made again once they "
+                    "have expired, in %g s: %s",
+                    self._lease.seconds,
+                    error,
+                )
             finally:
                 for run_id in list(self._opened):
                     await self._opened.pop(run_id).close()
@@ -360,7 +365,7 @@ class RunWorker:
             await self._validate(opened, claim)
             await execute_attempt(opened.context, claim.rollout, attempt, final, lambda: None)
         except LeaseLost as error:
-            _log.warning("%s", error)
+            _log.warning("attempt %s is stopped: %s", attempt.id, error)
             return
         except Exception as raised:  # noqa: BLE001 - an error of one attempt must not end the others
             error = raised if isinstance(raised, UnderstudyError) else internal_error(raised)
@@ -372,7 +377,7 @@ class RunWorker:
                 await asyncio.wrap_future(finish)
                 await self._failed(claim.rollout.run_id, claim.rollout.id, error)
             except LeaseLost as late:
-                _log.warning("%s", late)
+                _log.warning("the end of attempt %s is not stored: %s", attempt.id, late)
                 return
             except StoreError as gone:
                 self._store_fault = gone  # the error ends this worker; its leases expire by themselves
@@ -407,7 +412,11 @@ class RunWorker:
             own = await asyncio.wrap_future(self._store.leases.renew(self._lease, list(active)))
             for attempt_id, (_, task) in active.items():
                 if attempt_id not in own and not task.done():
-                    _log.warning("attempt %s was taken from this worker and is stopped", attempt_id)
+                    _log.warning(
+                        "attempt %s is stopped, because its lease was not renewed in time; another worker makes "
+                        "it again",
+                        attempt_id,
+                    )
                     task.cancel()
             await asyncio.wrap_future(self._store.leases.requeue_expired(self._lease.seconds))
 

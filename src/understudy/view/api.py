@@ -221,7 +221,7 @@ class ViewApi:
         _, store = self._open(parts)
         attempt = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
         if attempt.attempt is None:
-            raise not_found("this rollout has no attempt yet", "wait until it runs")
+            raise not_found(f"rollout {parts['rollout'][:100]!r} has no attempt yet", "wait until it runs")
         configs = {run.id: run.config for run in store.runs.all()}
         config = {} if attempt.rollout is None else configs.get(attempt.rollout.run_id, {})
         with self._reading(parts, query.attempt) as transcript:

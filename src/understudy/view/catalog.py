@@ -33,7 +33,8 @@ class Catalog:
         for root in self.roots:
             if not root.is_dir():
                 raise ConfigError(
-                    f"{root} is not a directory; give a directory that a run, a loop or a gateway wrote to"
+                    f"{root} {'is not a directory' if root.exists() else 'does not exist'}; give a directory that "
+                    "a run, a loop or a gateway wrote to"
                 )
         self._databases = [ViewedDatabase(location) for location in locations if isinstance(location, StoreUrl)]
         self._lock = threading.Lock()
@@ -75,7 +76,10 @@ class Catalog:
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "only the first %d stores are shown; to see others, name directories in %s", self._max_stores, root
+                "only the first %d stores are shown; to see others, start `understudy view` with directories in "
+                "%s",
+                self._max_stores,
+                root,
             )
 
     def store(self, key: str) -> ViewedStore:

@@ -70,7 +70,9 @@ class ExportedPage(Struct, frozen=True, kw_only=True):
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(path, self.content, mode=None if self.redacted else 0o600)
         except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file") from error
+            raise ConfigError(
+                f"{path} cannot be written: {error.strerror}; name a file in a directory that you can write"
+            ) from error
 
 
 class ResponseFile:
@@ -96,8 +98,8 @@ class ResponseFile:
         self._bytes += size
         if self._bytes > self._max_bytes:
             raise ConfigError(
-                f"--export: the file would be larger than {self._max_bytes / 1e6:,.0f} MB, after "
-                f"{self.rollouts} complete rollouts; name fewer rollouts, or raise the limit with --max-mb"
+                f"--export: the file would be larger than {self._max_bytes / 1e6:,.0f} MB, the limit, which "
+                f"{self.rollouts} rollouts fit in; name fewer rollouts, or raise the limit with --max-mb"
             )
 
     def add_store(
@@ -238,8 +240,8 @@ def _add_run_or_loop(file: ResponseFile, location: StoreLocation, selected: Sequ
     own = store_id(location)
     summary = next((store for store in stores if store.id == own), None)
     if summary is None or summary.kind not in ("run", "loop"):
-        problem = "no store" if summary is None else f"a store of kind `{summary.kind}`"
-        raise ConfigError(f"--export: {location} is {problem}; give the directory of a run or a loop")
+        fault = "has no store" if summary is None else f"has a store of kind `{summary.kind}`"
+        raise ConfigError(f"--export: {location} {fault}, expected a run or a loop; give the directory of one")
     if summary.state != "ok" and summary.error is not None:
         raise StoreError(summary.error.message)
     if summary.kind == "loop":

@@ -46,8 +46,8 @@ def gateway_view(store: Store, location: StoreLocation) -> GatewayView:
         state = msgspec.json.decode(_send_command(directory, "GET", "/state", None), type=GatewayState)
         calls = msgspec.json.decode(_send_command(directory, "GET", "/calls", None), type=RunningCalls).calls
         url = msgspec.json.decode((directory / ADDRESS).read_bytes(), type=GatewayAddress).url
-    except (ConfigError, GatewayError, OSError, msgspec.MsgspecError, TimeoutError) as error:
-        note = str(error) or "the gateway does not answer"
+    except (ConfigError, GatewayError, OSError, msgspec.MsgspecError) as error:
+        note = str(error)
     return GatewayView(
         reachable=state is not None,
         note=note,
@@ -79,15 +79,23 @@ def pause(directory: Path, request: PauseRequest) -> None:
             _send_command(directory, "POST", "/pause", {"drain_s": request.drain_s})
         else:
             _send_command(directory, "POST", "/resume", {})
-    except (ConfigError, GatewayError, TimeoutError) as error:
-        message = str(error) or "the gateway does not answer"
-        raise ViewRefused(502, "gateway", message, "check that the gateway runs, then try again") from error
+    except (ConfigError, GatewayError) as error:
+        raise ViewRefused(502, "gateway", str(error), "check that the gateway runs, then try again") from error
 
 
 def _send_command(directory: Path, method: str, path: str, body: dict[str, object] | None) -> str:
+    """Return a gateway's response to an admin request. Raises ConfigError and GatewayError."""
+    drain = body.get("drain_s", 0.0) if body else 0.0
+    timeout_s = _TIMEOUT_S + float(drain if isinstance(drain, int | float) else 0.0)
+
     async def send() -> str:
-        drain = body.get("drain_s", 0.0) if body else 0.0
-        async with asyncio.timeout(_TIMEOUT_S + float(drain if isinstance(drain, int | float) else 0.0)):
+        async with asyncio.timeout(timeout_s):
             return await send_admin_request(directory, method, path, body)
 
-    return asyncio.run(send())
+    try:
+        return asyncio.run(send())
+    except TimeoutError as error:
+        raise GatewayError(
+            f"the gateway in {directory} has not answered {path} within {timeout_s:g} s; see its log, or restart "
+            "it"
+        ) from error

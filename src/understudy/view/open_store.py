@@ -209,7 +209,9 @@ class ViewedDatabase(ViewedStore):
         """Return the store. It is reopened if the database was recreated."""
         self._changes()
         if (store := self._store) is None:
-            raise StoreError(f"{self.name}: the database was closed, because the viewer ends; start it again")
+            raise StoreError(
+                f"{self.name}: the database was closed, because the viewer is ending; restart `understudy view`"
+            )
         return store
 
     def _changes(self) -> Stamp:

@@ -68,7 +68,8 @@ def shortened(row: _T, room: int) -> _T:
         if size_of(cut) <= room:
             return cut
     raise AssertionError(
-        f"internal error: a {type(row).__name__} takes more than {room} bytes, however short its strings are"
+        f"internal error: a {type(row).__name__} takes more than {room} bytes, however short its strings are; "
+        "please report it"
     )
 
 

@@ -17,6 +17,7 @@ from msgspec import Struct
 from understudy.errors import UnderstudyError
 from understudy.gateway.server.http import ClientGone, HttpRequest, Receive, Scope, Send
 from understudy.gateway.server.listen import Listener, http_url, tcp_socket
+from understudy.util.validation import validation_text
 from understudy.view.api import RawBody, ViewApi
 from understudy.view.events import ChangeWatch, send_events
 from understudy.view.faults import ViewRefused, encode, to_view_error
@@ -62,10 +63,13 @@ class ViewServer:
         except UnderstudyError as error:
             await self._refuse(request, to_view_error(error))
         except Exception:  # noqa: BLE001 - a fault of ours in one answer must not end the others
-            _log.exception("%s %s failed", request.method, request.path)
-            message = "the viewer failed to answer this request; its terminal has the details"
+            _log.exception("internal error of the viewer in %s %s; please report it", request.method, request.path)
+            message = f"internal error of the viewer in {request.method} {request.path[:200]}"
             await self._refuse(
-                request, ViewRefused(500, "internal", message, "reload; report it if it comes again")
+                request,
+                ViewRefused(
+                    500, "internal", message, "reload; please report it with the traceback in its terminal"
+                ),
             )
 
     async def _refuse(self, request: HttpRequest, refused: ViewRefused) -> None:
@@ -169,7 +173,7 @@ class ViewServer:
                     413,
                     "body",
                     f"the body is too large: expected at most {BODY_LIMIT} bytes",
-                    "send a smaller body",
+                    "send a smaller body, such as a shorter note",
                 )
         return bytes(body)
 
@@ -191,7 +195,11 @@ class ViewServer:
             results = await asyncio.gather(disconnected, sending, return_exceptions=True)
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, OSError):
-                _log.error("a stream of events ended: %s", result)
+                _log.error(
+                    "internal error of the viewer in %s, whose clients connect again; please report it",
+                    request.path,
+                    exc_info=result,
+                )
         await request.write(b"", last=True)
 
     async def _send_page(self, request: HttpRequest, token: str | None) -> None:
@@ -209,7 +217,12 @@ class ViewServer:
             return
         file = self._page.file_at(request.path)
         if file is None:
-            raise ViewRefused(404, "not_found", f"{request.path[:200]}: no such file", "reload the page")
+            raise ViewRefused(
+                404,
+                "not_found",
+                f"{request.path[:200]}: no such file of the page, expected one of the version that runs",
+                "reload the page: it may be of an earlier version",
+            )
         content = file.content
         if file.compressed is not None and b"gzip" in request.headers.get(b"accept-encoding", b""):
             content = file.compressed
@@ -249,7 +262,8 @@ def _decoded(data: bytes | Mapping[str, str], kind: type[Struct], what: str) -> 
         return msgspec.convert(data, type=kind, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         fields = ", ".join(field.encode_name for field in msgspec.structs.fields(kind)) or "nothing"
-        raise ViewRefused(400, "parameter", f"{what}: {error}", f"correct it; the fields are: {fields}") from error
+        message = f"{what}: {validation_text(error, kind)}"
+        raise ViewRefused(400, "parameter", message, f"correct it; the fields are: {fields}") from error
 
 
 async def serve_view(

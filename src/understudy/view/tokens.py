@@ -18,6 +18,7 @@ from understudy.store import Store
 from understudy.store.training import StepTokenValues
 from understudy.trajectory.samples import Segment
 from understudy.types import Call
+from understudy.util.text import reason_of
 from understudy.view.paging import MAX_ROW_BYTES, shortened, size_of
 from understudy.view.routes import TokenQuery
 from understudy.view.schema.rollouts import TokenPage, TrainerTokens
@@ -34,7 +35,8 @@ class TokenTexts:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # `tokenizers` raises no narrower class
             raise ConfigError(
-                f"{file} cannot be read: {error}; give a model's directory with --tokenizer, or leave it out"
+                f"{file} cannot be read: {reason_of(error)}; give a model's directory with --tokenizer, or leave "
+                "it out"
             ) from error
         self._texts: dict[int, str] = {}
 

@@ -117,7 +117,7 @@ def _print_memory(parameters: int, needed: MemoryEstimate, memory_gib: float | N
         facts = [("parameters", f"{parameters / 1e6:.0f} M")]
         for name, size in sizes.items():
             facts.append((name.replace("_", " "), f"{size / 2**30:.2f} GiB {verdicts[fits.get(name)]}".rstrip()))
-        memory = "no GPU here; give --memory-gib" if memory_gib is None else f"{memory_gib:.0f} GiB"
+        memory = "none here; give the GPU's with --memory-gib" if memory_gib is None else f"{memory_gib:.0f} GiB"
         print_facts("memory, calculated", [*facts, ("GPU", memory)])
     if False in fits.values():
         raise typer.Exit(1)
@@ -182,13 +182,17 @@ _Result = tuple[bool, str, str]
 
 def _python() -> _Result:
     new_enough = sys.version_info >= (3, 11)
-    return new_enough, platform.python_version(), "" if new_enough else "use 3.11 or newer"
+    return (
+        new_enough,
+        platform.python_version(),
+        "" if new_enough else "install Understudy with Python 3.11 or newer",
+    )
 
 
 def _git() -> _Result:
     path = shutil.which("git")
     if path is None:
-        return False, "not found", "install git, as: apt-get install git"
+        return False, "not found on PATH", "install git, such as with: apt-get install git"
     output = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.strip()
     return True, f"{path} ({output.splitlines()[0] if output else 'no version'})", ""
 
@@ -218,7 +222,7 @@ def _agent(name: str) -> _Result:
 
     package = AGENT_PACKAGES[name]
     if package.unsupported:
-        return False, package.unsupported, ""
+        return False, "does not run on this machine", package.unsupported
     if not package.is_installed():
         return False, f"{package.version} is not fetched", package.setup_command
     if problems := package.problems():
@@ -262,7 +266,7 @@ def _gpu() -> _Result:
     if device is None:
         return True, "none: models are trained on the CPU", ""
     if find_spec("torch") is None:
-        return False, f"{device}, and no torch", "pip install 'understudy[train]'"
+        return False, f"{device}, but torch is not installed", "pip install 'understudy[train]'"
     output = subprocess.run([sys.executable, "-c", _TORCH_SCRIPT], capture_output=True, text=True, check=False)
     if seen := output.stdout.strip():
         return True, "; ".join(seen.splitlines()), ""
@@ -287,7 +291,9 @@ def _cache() -> _Result:
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         return False, f"{cache} cannot be written", "set UNDERSTUDY_CACHE to a directory that you can write"
     free = shutil.disk_usage(parent).free / 2**30
-    remedy = "" if free >= 2 else "free 2 GiB, or set UNDERSTUDY_CACHE"
+    remedy = (
+        "" if free >= 2 else "free disk space up to 2 GiB, or set UNDERSTUDY_CACHE to another disk's directory"
+    )
     return free >= 2, f"{cache} ({free:.0f} GiB free)", remedy
 
 

@@ -214,7 +214,7 @@ async def _read(request: HttpRequest, type_: type[_T]) -> _T:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         fields = ", ".join(field.name for field in msgspec.structs.fields(type_))
         raise _AdminError(
-            400, f"invalid request body: {error}; send {request.path} a JSON object with {fields}"
+            400, f"invalid request body: {error}; send {request.path} a JSON object with no fields but {fields}"
         ) from error
 
 
