@@ -166,6 +166,6 @@ def _lock_of_machine(package: AgentPackage) -> dict[str, Any]:
         return lock
     directory = package.package_path("").as_posix()
     name = directory.removeprefix("node_modules/")
-    own = {key: value for key, value in packages[directory].items() if key != "optional"}
+    entry = {key: value for key, value in packages[directory].items() if key != "optional"}
     manifest = {"name": root["name"], "dependencies": {name: root["optionalDependencies"][name]}}
-    return {**lock, "packages": {"": manifest, directory: own}}
+    return {**lock, "packages": {"": manifest, directory: entry}}

@@ -101,8 +101,8 @@ def interpreter(requires: PythonVersion = OLDEST_PYTHON) -> Interpreter:
 
     Others are looked for on PATH and in pyenv. Raises ConfigError when there is none.
     """
-    if (own := own_interpreter()).version_info >= requires:
-        return own
+    if (present := own_interpreter()).version_info >= requires:
+        return present
     for candidate in _interpreter_paths(requires):
         try:
             python = msgspec.json.decode(run_tool(candidate, "-I", _FACTS_SCRIPT), type=Interpreter)

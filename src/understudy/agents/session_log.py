@@ -171,8 +171,8 @@ def _may_be_missing(node: Node, cut_off: bool) -> bool:
 
 def _difference(response: tuple[Block, ...], logged: list[Block]) -> str | None:
     """Return how a logged response differs from the stored one; None if they are equal."""
-    if (one := _text(response)) != (other := _text(logged)):
-        return f"the log has the answer's text otherwise: {_first_difference(one, other)}"
+    if (text := _text(response)) != (logged_text := _text(logged)):
+        return f"the log has the answer's text otherwise: {_first_difference(text, logged_text)}"
     calls, logged_calls = _tool_calls(response), _tool_calls(logged)
     names, logged_names = [(b.id, b.name) for b in calls], [(b.id, b.name) for b in logged_calls]
     if names != logged_names:
@@ -226,10 +226,13 @@ def _without_trailing_space(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines()).rstrip()
 
 
-def _first_difference(one: str, other: str) -> str:
-    at = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def _first_difference(text: str, logged_text: str) -> str:
+    at = next(
+        (n for n, (a, b) in enumerate(zip(text, logged_text, strict=False)) if a != b),
+        min(len(text), len(logged_text)),
+    )
     start = max(0, at - 20)
-    return f"{_short(other[start:])}, not {_short(one[start:])}, from character {at}"
+    return f"{_short(logged_text[start:])}, not {_short(text[start:])}, from character {at}"
 
 
 def _short(value: object) -> str:

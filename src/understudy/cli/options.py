@@ -51,15 +51,15 @@ def command(body: Callable[..., None]) -> Callable[..., None]:
         hint = hints[parameter.name]
         if isinstance(hint, type) and issubclass(hint, Struct):
             settings.append((parameter.name, hint))
-            parameters += [_parameter(one) for one in options_of(hint)]
+            parameters += [_parameter(option) for option in options_of(hint)]
         else:
             parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
-    names = {name: [one.name for one in options_of(kind)] for name, kind in settings}
+    names = {name: [option.name for option in options_of(kind)] for name, kind in settings}
 
     def run(**options: Any) -> None:
         for name, kind in settings:
-            own = {option: _plain(options.pop(option)) for option in names[name]}
-            options[name] = from_options(kind, own)
+            values = {option: _plain(options.pop(option)) for option in names[name]}
+            options[name] = from_options(kind, values)
         body(**options)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -113,7 +113,7 @@ class SessionPrinter(PagePrinter):
     def show_session(self, record: Mapping[str, Any]) -> None:
         """Print a session made by `session_record`: for each conversation its origin and its turns."""
         conversations: list[dict[str, Any]] = record["conversations"]
-        states = sum(len(one["turns"]) for one in conversations)
+        states = sum(len(conversation["turns"]) for conversation in conversations)
         self.fact("session", f"{record['session_id']}   {len(conversations)} conversations, {states} states")
         for conversation in conversations:
             self.section(f"{conversation['role']} {conversation['trace_id']}")

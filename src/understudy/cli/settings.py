@@ -42,15 +42,15 @@ def gateway_config(settings: BackendSettings, *, backend: str | None) -> Gateway
     urls, high, low = settings.base_url, settings.backend_model_high, settings.backend_model_low
     if settings.config is not None:
         file = read_toml(settings.config)
-        own = {name: value for name, value in file.items() if name not in COMMAND_TABLES}
-        if own or not file:
+        gateway_values = {name: value for name, value in file.items() if name not in COMMAND_TABLES}
+        if gateway_values or not file:
             if settings.backend or urls or high or low:
                 raise ConfigError(
                     f"{settings.config} and options both configure the models: a file that is empty, or has "
                     "tables of a gateway, must have all of it; give either such a file, or --backend, --base-url "
                     "and --backend-model-high or -low"
                 )
-            return parse_config(own, settings.config)
+            return parse_config(gateway_values, settings.config)
     if backend is None:
         raise ConfigError(f"missing backend; give one of {', '.join(BACKENDS)}, or --config FILE")
     if backend not in BACKENDS:

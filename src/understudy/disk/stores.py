@@ -231,10 +231,10 @@ def _is_gone(run: RunSpace, what: Droppable) -> bool:
 
 def _own_bytes(runs: Collection[RunSpace], chosen: dict[Droppable, list[str]]) -> int:
     """Return the bytes of rows that belong to one run only."""
-    whole, values = chosen.get("runs", []), chosen.get("token-values", [])
+    dropped_runs, dropped_values = chosen.get("runs", []), chosen.get("token-values", [])
     return sum(
-        (run.token_bytes + run.value_bytes if run.run_id in whole else 0)
-        + (run.value_bytes if run.run_id in values else 0)
+        (run.token_bytes + run.value_bytes if run.run_id in dropped_runs else 0)
+        + (run.value_bytes if run.run_id in dropped_values else 0)
         for run in runs
     )
 
@@ -261,9 +261,9 @@ def _needed_by_loop(target: FoundStore) -> str:
     wave_directories |= {directory.run(step.step) for step in state.steps if step.phase != "published"}
     over = {directory.run(step.step) for step in state.steps}
     over |= {directory.absolute(evaluation.run) for evaluation in state.evaluations}
-    own = target.location.resolve()
+    location = target.location.resolve()
     over = {directory.resolve() for directory in over} - {directory.resolve() for directory in wave_directories}
-    return "" if own in over else "its loop goes on with it"
+    return "" if location in over else "its loop goes on with it"
 
 
 def prune_loop(root: Path, keep: int | None, *, dry_run: bool) -> PrunedStore:

@@ -52,8 +52,8 @@ def store_use(stores: Sequence[FoundStore]) -> Iterable[DiskUse]:
             note = f"{in_bucket.contents} contents"
             yield DiskUse(what="bucket of a store", where=str(setting), bytes=in_bucket.bytes, note=note)
         if isinstance(found_store.location, Path):
-            own = sum(map(tree_bytes, found_store.location.glob(f"{FILE}*")))
-            beside = tree_bytes(found_store.location) - own
+            store_bytes = sum(map(tree_bytes, found_store.location.glob(f"{FILE}*")))
+            beside = tree_bytes(found_store.location) - store_bytes
             yield DiskUse(what="files of runs", where=where, bytes=max(0, beside), note="logs, datasets, reports")
 
 

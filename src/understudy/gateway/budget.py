@@ -91,7 +91,7 @@ class Spending:
     def left(self, name: Literal["tokens", "cost_usd"]) -> float:
         """Return how much of a limit is neither used nor reserved; infinity if there is no limit."""
         limit = self._limits.get(name)
-        reserved = sum(getattr(one, name) for one in self._open)
+        reserved = sum(getattr(reservation, name) for reservation in self._open)
         return math.inf if limit is None else limit - self._spent[name] - reserved
 
     async def reserve(

@@ -165,10 +165,10 @@ class ModelChecker:
         checks = [ModelCheck(name=_TEMPLATE_CHECK, ok=renders_tools, seen=seen, remedy=remedy)]
         call = {"id": "call_1", "type": "function", "function": {"name": "ReadFile", "arguments": _ARGUMENTS}}
         answered = [_USER, {"role": "assistant", "content": "I look.", "tool_calls": [call]}]
-        whole = await self._decoded(await self._rendered(answered, add_generation_prompt=False))
+        conversation = await self._decoded(await self._rendered(answered, add_generation_prompt=False))
         # A template may open a thinking block in the prompt, which a parsed turn does not have.
         opening = prompt.removesuffix("<think>\n").removesuffix("<think>")
-        written = whole[len(opening) :] if whole.startswith(opening) else None
+        written = conversation[len(opening) :] if conversation.startswith(opening) else None
         formats = [] if written is None else [name for name in FORMATS if _reads_back(name, written)]
         message = (
             f"formats that read it back: {', '.join(formats)}"

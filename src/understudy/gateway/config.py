@@ -207,7 +207,7 @@ def check_config(config: GatewayConfig) -> None:
 
 
 def _check_model(key: str, model: ModelConfig) -> None:
-    own = model.backend in OWN_SERVERS
+    is_own = model.backend in OWN_SERVERS
     exact = model.tokens == "exact"
     formats = ", ".join(sorted(FORMATS))
     rules = {
@@ -215,11 +215,11 @@ def _check_model(key: str, model: ModelConfig) -> None:
         and bool(model.endpoints),
         f"model: missing; the {model.backend} backend needs the name of a model": not model.model
         and model.backend != "anthropic",
-        f"base_url: missing; the {model.backend} backend needs one, such as http://host:port/v1": own
+        f"base_url: missing; the {model.backend} backend needs one, such as http://host:port/v1": is_own
         and model.backend != "embedded"  # a run starts this server itself
         and not model.urls,
         f'tokens: "exact" is unsupported by backend = "{model.backend}", expected one of '
-        f'{", ".join(sorted(OWN_SERVERS))}; set another backend, or tokens = "observe"': exact and not own,
+        f'{", ".join(sorted(OWN_SERVERS))}; set another backend, or tokens = "observe"': exact and not is_own,
         'tokenizer: missing; tokens = "exact" with sglang needs one: give a directory or a name on the hub': exact
         and model.backend == "sglang"
         and model.tokenizer is None,
@@ -233,7 +233,7 @@ def _check_model(key: str, model: ModelConfig) -> None:
         and model.tokenizer is not None,
         'tool_format: only applies with tokens = "exact"; add that, or leave tool_format out': not exact
         and model.tool_format is not None,
-        f"template_args: unsupported by {model.backend}, which applies its own template; leave it out": not own
+        f"template_args: unsupported by {model.backend}, which applies its own template; leave it out": not is_own
         and bool(model.template_args),
     }
     for fault, violated in rules.items():

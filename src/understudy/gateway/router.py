@@ -36,8 +36,8 @@ class ModelRouter:
         self._slots = {id(self._roles[role]): bound for role, bound in slots.items()}
         self._relayed = any(map(is_relay, self._roles.values()))
         # A relay that keeps the agent's model name has no name itself.
-        own = {server.model: server for server in (self._roles[LOW], high) if server.model}
-        self._table = own | self._roles
+        by_model = {server.model: server for server in (self._roles[LOW], high) if server.model}
+        self._table = by_model | self._roles
         for name, role in names.items():
             if role not in self._roles:
                 raise ConfigError(

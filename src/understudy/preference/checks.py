@@ -158,24 +158,24 @@ class Checks:
         if prompt is None:
             return NOT_RENDERED
         for action in (pair.chosen, pair.rejected):
-            whole = self.template.render([*pair.messages, message_of(action)], tools, generation_prompt=False)
-            if whole is None or len(whole) <= len(prompt) or list(whole[: len(prompt)]) != list(prompt):
+            rendered = self.template.render([*pair.messages, message_of(action)], tools, generation_prompt=False)
+            if rendered is None or len(rendered) <= len(prompt) or list(rendered[: len(prompt)]) != list(prompt):
                 return NOT_RENDERED
-            if self.limits.tokens is not None and len(whole) > self.limits.tokens:
+            if self.limits.tokens is not None and len(rendered) > self.limits.tokens:
                 return LONG_PROMPT
         return None
 
     def _duplicate_flaw(self, pair: Pair, location: WorkingDirectory) -> str | None:
         actions = [repr(effect_of(action, location).key) for action in (pair.chosen, pair.rejected)]
-        whole = digest(["whole", *map(_plain, pair.messages), *actions])
-        near = digest(
+        exact_digest = digest(["whole", *map(_plain, pair.messages), *actions])
+        near_digest = digest(
             ["near", *(stable(_plain(message)) for message in pair.messages[-_LAST_MESSAGES:]), *actions]
         )
-        if whole in self._seen:
+        if exact_digest in self._seen:
             return DUPLICATE
-        if near in self._seen:
+        if near_digest in self._seen:
             return NEAR_DUPLICATE
-        self._seen |= {whole, near}
+        self._seen |= {exact_digest, near_digest}
         return None
 
 

@@ -132,8 +132,8 @@ def _order(voice: _ProposalEffect) -> tuple[str, str, str, str]:
 def _weight(
     voices: Sequence[_ProposalEffect], centre: int, members: frozenset[int] | set[int]
 ) -> tuple[int, int, float]:
-    own = voices[centre].effect
-    close = sum(similarity(own, voices[i].effect) for i in sorted(members)) if not own.calls else 0.0
+    effect = voices[centre].effect
+    close = sum(similarity(effect, voices[i].effect) for i in sorted(members)) if not effect.calls else 0.0
     return (len({voices[i].proposal.teacher for i in members}), len(members), close)
 
 
@@ -152,8 +152,8 @@ def _votes(groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
 
 
 def _consensus_on(group: Group, teachers: tuple[str, ...], by: Literal["tools", "text", "judge"]) -> Consensus:
-    own = [member for member in group.members if member.teacher in group.supporters] or [group.proposal]
-    representative = group.proposal if group.proposal in own else own[0]
+    supporting = [member for member in group.members if member.teacher in group.supporters] or [group.proposal]
+    representative = group.proposal if group.proposal in supporting else supporting[0]
     return Consensus(
         action=representative.action,
         teacher=representative.teacher,

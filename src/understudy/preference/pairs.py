@@ -100,12 +100,12 @@ def replay_pairs(
                 exported = redact_trace(trace, redactor)
                 proposals_by_state = _redacted(trace, proposals_by_state, redactor)
             # Ids are those of the stored trace, because asks are stored with them.
-            for own, state in zip(ids, expand(exported), strict=True):
-                state.state_id = own
+            for stored_id, state in zip(ids, expand(exported), strict=True):
+                state.state_id = stored_id
                 tally.compared += 1
-                votes, why = _votes(state, proposals_by_state[own], allowed, tally)
+                votes, why = _votes(state, proposals_by_state[stored_id], allowed, tally)
                 why = checks.LOSSY if state.fidelity == "lossy" and not include_lossy else why
-                outcome = why or _pair(state, trace.format, votes, minimum, judge_of(store, own), checked)
+                outcome = why or _pair(state, trace.format, votes, minimum, judge_of(store, stored_id), checked)
                 if isinstance(outcome, str):
                     tally.left_out[outcome] += 1
                 else:
@@ -117,8 +117,8 @@ def _votes(
     state: TraceState, candidates: list[Proposal], allowed: Mapping[str, _FamilyRules], tally: PairCounts
 ) -> tuple[list[Proposal], str | None]:
     """Return the proposals that have a vote, or the reason why the state gives no pair in any case."""
-    own, votes = state.source_family, list[Proposal]()
-    if own is None and not (
+    family, votes = state.source_family, list[Proposal]()
+    if family is None and not (
         candidates := [candidate for candidate in candidates if allowed[candidate.replay_id].unknown]
     ):
         return [], UNKNOWN_FAMILY
@@ -126,7 +126,7 @@ def _votes(
         may = allowed[candidate.replay_id]
         if candidate.family is None and not may.unknown:
             tally.answers[NO_FAMILY] += 1
-        elif candidate.family is not None and candidate.family == own and not may.same:
+        elif candidate.family is not None and candidate.family == family and not may.same:
             tally.answers[SAME_FAMILY] += 1
         elif _has_unknown_pseudonym(state, candidate):
             tally.answers[FOREIGN] += 1
@@ -221,11 +221,11 @@ def _evidence(
                 "model": candidate.model,
                 "family": candidate.family,
                 "cost_usd": candidate.cost_usd,
-                "as_chosen": same_effect(own, chosen),
-                "as_rejected": same_effect(own, student),
+                "as_chosen": same_effect(effect, chosen),
+                "as_rejected": same_effect(effect, student),
             }
             for candidate in candidates
-            for own in (effect_of(candidate.action, location),)
+            for effect in (effect_of(candidate.action, location),)
         ],
         "cost_usd": None if any(cost is None for cost in costs) else sum(cost or 0.0 for cost in costs),
         "differs": difference_json(difference),
@@ -265,8 +265,8 @@ def _redacted(
     """
     actions = {
         proposal.ask_id: msgspec.to_builtins(proposal.action)
-        for some in proposals_by_state.values()
-        for proposal in some
+        for proposals in proposals_by_state.values()
+        for proposal in proposals
     }
     histories = (trace.renderer.history(node.body) for node in trace.nodes)
     knowing = redactor.scoped_to(chain(histories, actions.values()))
@@ -274,8 +274,8 @@ def _redacted(
         ask: msgspec.convert(knowing.value(action, f"answer {ask}"), TurnAction) for ask, action in actions.items()
     }
     return {
-        own: [msgspec.structs.replace(proposal, action=clean[proposal.ask_id]) for proposal in some]
-        for own, some in proposals_by_state.items()
+        stored_id: [msgspec.structs.replace(proposal, action=clean[proposal.ask_id]) for proposal in proposals]
+        for stored_id, proposals in proposals_by_state.items()
     }
 
 

@@ -169,7 +169,9 @@ def _pairs_of_task(
                     tally.pairs += 1
                     yield pair
             # Reversed, so that the stack returns them in the order of the store.
-            together += [(depth + 1, some) for some in reversed(classes) if len(some) > 1]
+            together += [
+                (depth + 1, lines_of_class) for lines_of_class in reversed(classes) if len(lines_of_class) > 1
+            ]
 
 
 def _classes(lines: Sequence[_MainLine], depth: int) -> list[list[_MainLine]]:
@@ -178,8 +180,10 @@ def _classes(lines: Sequence[_MainLine], depth: int) -> list[list[_MainLine]]:
     """
     classes: list[list[_MainLine]] = []
     for line in lines:
-        own = line.steps[depth].effect
-        matching = next((some for some in classes if same_effect(some[0].steps[depth].effect, own)), None)
+        effect = line.steps[depth].effect
+        matching = next(
+            (candidates for candidates in classes if same_effect(candidates[0].steps[depth].effect, effect)), None
+        )
         if matching is None:
             classes.append([line])
         else:
@@ -275,9 +279,9 @@ def _compared_line(store: Store, member: GradedRollout, location: WorkingDirecto
         fresh = node.conversation.blocks[node.fresh :]
         before = continuation_digest(fresh, calls) if steps else beginning_digest(node.conversation)
         action = action_in(node.answer or ())
-        own, call = effect_of(action, location), node.call
+        effect, call = effect_of(action, location), node.call
         cut = call.finish_reason == "length"
-        steps.append(_Step(call.id, call.backend_model, call.policy_version, cut, before, own))
+        steps.append(_Step(call.id, call.backend_model, call.policy_version, cut, before, effect))
         calls = [
             call["id"] for call in sorted(action.tool_calls, key=lambda call: normalise_call(call, location).key)
         ]

@@ -185,8 +185,8 @@ class SessionSource:
             return trace
         sent = redact_trace(trace, self._redactor)
         turns = [
-            structs.replace(turn, message_id=own.message_id, model=own.model)
-            for turn, own in zip(sent.turns, trace.turns, strict=True)
+            structs.replace(turn, message_id=original.message_id, model=original.model)
+            for turn, original in zip(sent.turns, trace.turns, strict=True)
         ]
         return structs.replace(sent, trace_id=trace.trace_id, session_id=trace.session_id, turns=turns)
 
@@ -211,8 +211,8 @@ def select(
             tools, source = state.tools, state.tools_source
             if source != "logged":
                 if not_logged is None:
-                    whole = sessions.whole(trace)
-                    not_logged = ToolList.of(state) if whole is trace else OfferedTools(whole).inferred_tools
+                    complete = sessions.whole(trace)
+                    not_logged = ToolList.of(state) if complete is trace else OfferedTools(complete).inferred_tools
                 tools, source = not_logged.tools, not_logged.source
             counts.states += 1
             counts.families[state.source_family or "unknown"] += 1
@@ -334,22 +334,23 @@ def estimate(
     """
     unsized: list[PlannedState] = []
 
-    def add(one: PlannedState, size: TurnSize) -> None:
+    def add(planned_state: PlannedState, size: TurnSize) -> None:
         source = size.tools_source
         counts.tools["own" if source == "logged" else source or "none"] += 1
-        for name, asks in one.left.items():
+        for name, asks in planned_state.left.items():
             if asks and (teacher := teachers.named(name)) is not None:
                 _add_to_estimate(shares[name], teacher, size, asks)
 
-    for one in planned:
-        if one.stored.prompt_bytes is None or (one.stored.tools_bytes is None and not one.stored.is_logged):
-            unsized.append(one)
+    for planned_state in planned:
+        stored = planned_state.stored
+        if stored.prompt_bytes is None or (stored.tools_bytes is None and not stored.is_logged):
+            unsized.append(planned_state)
         else:
-            add(one, _stored_size(one.stored))
+            add(planned_state, _stored_size(stored))
     if unsized:
-        sizes = sessions.computed_sizes(one.stored for one in unsized)
-        for one in unsized:
-            add(one, sizes[one.stored.state_id])
+        sizes = sessions.computed_sizes(planned_state.stored for planned_state in unsized)
+        for planned_state in unsized:
+            add(planned_state, sizes[planned_state.stored.state_id])
 
 
 def _stored_size(stored: StoredSize) -> TurnSize:

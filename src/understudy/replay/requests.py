@@ -55,8 +55,8 @@ def build_request(
         return _request(config, messages, tools)
     except UnicodeEncodeError:
         # A log may contain half of a surrogate pair, which UTF-8 cannot encode.
-        whole = json.dumps([messages, tools], ensure_ascii=False).encode(errors="replace")
-        return _request(config, *json.loads(whole))
+        encoded = json.dumps([messages, tools], ensure_ascii=False).encode(errors="replace")
+        return _request(config, *json.loads(encoded))
 
 
 def _request(config: TeacherConfig, messages: list[Message], tools: list[dict[str, Any]] | None) -> TeacherRequest:

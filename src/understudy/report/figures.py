@@ -149,7 +149,7 @@ def compare_by_task(
     pairs = [(before[task], after[task]) for task in before if task in after]
     if not pairs:
         return 0, None, None
-    shares = [(one.solved / one.graded, other.solved / other.graded) for one, other in pairs]
+    shares = [(first.solved / first.graded, second.solved / second.graded) for first, second in pairs]
     return len(pairs), newcombe_paired(shares), permutation_p_value(pairs)
 
 

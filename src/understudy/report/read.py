@@ -147,7 +147,7 @@ def _of_loop(root: Path) -> ReportFigures:
         directory=str(root),
         made_at=time.time(),
         about=_about(config) if config else {},
-        points=tuple(one.point for one in evaluated),
+        points=tuple(evaluation.point for evaluation in evaluated),
         collected=points,
         headline=headline(evaluated[0], evaluated[-1]) if len(evaluated) > 1 else None,
         training=training,
@@ -155,7 +155,7 @@ def _of_loop(root: Path) -> ReportFigures:
         boundaries=boundary_rows([*evaluated, *steps]),
         unsolved=unsolved_reasons(evaluated[-1:]),
         versions=version_rows([*evaluated, *steps]),
-        notes=(*notes, *_single_notes([*(one.point for one in evaluated), *points])),
+        notes=(*notes, *_single_notes([*(evaluation.point for evaluation in evaluated), *points])),
     )
 
 
@@ -279,8 +279,10 @@ def run_locations(locations: Sequence[StoreLocation]) -> list[StoreLocation]:
             expanded.append(directory)
             continue
         runs = sorted(path.parent for path in directory.glob("*/store.db"))
-        own = is_loop(directory) or (directory / "store.db").is_file() or metrics_file(directory) is not None
-        expanded += [directory] if own or not runs else runs
+        is_report_source = (
+            is_loop(directory) or (directory / "store.db").is_file() or metrics_file(directory) is not None
+        )
+        expanded += [directory] if is_report_source or not runs else runs
     return expanded
 
 
@@ -319,7 +321,7 @@ def read_figures(directories: Sequence[StoreLocation], labels: Sequence[str] = (
 def _of_runs(directories: Sequence[StoreLocation], names: Sequence[str]) -> ReportFigures:
     runs = [read_run_figures(directory, name) for directory, name in zip(directories, names, strict=True)]
     several = len(runs) > 1
-    notes = tuple(note for one in runs for note in one.notes)
+    notes = tuple(note for run in runs for note in run.notes)
     agents = agent_rows(runs)
     many = len(agents) > MAX_HEADLINE
     return ReportFigures(
@@ -328,21 +330,21 @@ def _of_runs(directories: Sequence[StoreLocation], names: Sequence[str]) -> Repo
         directory=str(directories[-1]),
         made_at=time.time(),
         about=_common_settings(runs) if many else runs[-1].about,
-        points=tuple(one.point for one in runs),
+        points=tuple(run.point for run in runs),
         headline=headline(runs[0], runs[-1]) if several and not many else None,
         tasks=task_rows(runs),
         boundaries=boundary_rows(runs),
         unsolved=unsolved_reasons(runs if many else runs[-1:]),
         versions=version_rows(runs),
         agents=agents,
-        notes=notes + _single_notes([one.point for one in runs]),
+        notes=notes + _single_notes([run.point for run in runs]),
     )
 
 
 def _common_settings(runs: Sequence[RunFigures]) -> dict[str, str]:
     """Return the settings that all runs have."""
-    first, *others = (one.about for one in runs)
-    return {name: value for name, value in first.items() if all(one.get(name) == value for one in others)}
+    first, *others = (run.about for run in runs)
+    return {name: value for name, value in first.items() if all(about.get(name) == value for about in others)}
 
 
 def _of_trainer(directory: Path, metrics: Path) -> ReportFigures:

@@ -133,13 +133,13 @@ def task_rows(gathered: Sequence[RunFigures]) -> tuple[TaskRow, ...]:
     """Return a row for each task of any of the runs, with its counts in each run; those with the largest gain
     first.
     """
-    names = {task for one in gathered for task in one.tasks}
+    names = {task for run in gathered for task in run.tasks}
     rows = [
         TaskRow(
             task_id=task,
             tried=tuple(
-                (one.tasks[task].solved, one.tasks[task].graded) if task in one.tasks else (0, 0)
-                for one in gathered
+                (run.tasks[task].solved, run.tasks[task].graded) if task in run.tasks else (0, 0)
+                for run in gathered
             ),
             turns=gathered[-1].turns.get(task),
         )
@@ -150,16 +150,16 @@ def task_rows(gathered: Sequence[RunFigures]) -> tuple[TaskRow, ...]:
 
 def agent_rows(gathered: Sequence[RunFigures]) -> tuple[AgentRow, ...]:
     """Return a row for each run, compared with the first; empty if all runs have the same agent."""
-    if len({one.agent for one in gathered}) < 2:
+    if len({run.agent for run in gathered}) < 2:
         return ()
     rows: list[AgentRow] = []
-    for number, one in enumerate(gathered):
-        common, difference, p = compare_by_task(gathered[0].tasks, one.tasks) if number else (0, None, None)
-        rates = [counts.solved / counts.graded for counts in one.tasks.values()]
+    for number, run in enumerate(gathered):
+        common, difference, p = compare_by_task(gathered[0].tasks, run.tasks) if number else (0, None, None)
+        rates = [counts.solved / counts.graded for counts in run.tasks.values()]
         rows.append(
             AgentRow(
-                label=one.point.label,
-                agent=one.agent,
+                label=run.point.label,
+                agent=run.agent,
                 tasks=len(rates),
                 solve_rate=fmean(rates) if rates else 0.0,
                 common_tasks=common,
@@ -192,8 +192,8 @@ def boundary_rows(gathered: Iterable[RunFigures]) -> tuple[BoundaryRow, ...]:
     met: Counter[str] = Counter()
     given_up: Counter[str] = Counter()
     messages: dict[str, Counter[str]] = {}
-    for one in gathered:
-        for fault in one.faults:
+    for run in gathered:
+        for fault in run.faults:
             boundary = fault.error.boundary
             met[boundary] += 1
             given_up[boundary] += fault.given_up
@@ -214,8 +214,8 @@ def unsolved_reasons(gathered: Iterable[RunFigures]) -> dict[str, int]:
     in one.
     """
     counted: Counter[str] = Counter()
-    for one in gathered:
-        counted.update(one.unsolved)
+    for run in gathered:
+        counted.update(run.unsolved)
     common = dict(counted.most_common(_REASONS))
     rest = counted.total() - sum(common.values())
     return common | ({f"{len(counted) - len(common)} other reasons": rest} if rest else {})
@@ -224,7 +224,7 @@ def unsolved_reasons(gathered: Iterable[RunFigures]) -> dict[str, int]:
 def version_rows(gathered: Iterable[RunFigures]) -> tuple[VersionUse, ...]:
     """Return the versions of the weights that answered calls of several runs, in order of their first call."""
     uses: dict[str | None, VersionUse] = {}
-    for use in (use for one in gathered for use in one.versions):
+    for use in (use for run in gathered for use in run.versions):
         if earlier := uses.get(use.version):
             use = structs.replace(
                 use,

@@ -311,8 +311,8 @@ class RolloutBatch(RunMonitor):
         if store is None:
             if isinstance(self.location, Path) and not (self.location / "store.db").exists():
                 return {}
-            with Store.open(self.location, create=False, waits=True) as own:
-                return self._read_task_counts(own)
+            with Store.open(self.location, create=False, waits=True) as opened:
+                return self._read_task_counts(opened)
         counts = store.outcomes.by_task(self.run_id)
         return {task: count for task, count in counts.items() if count.graded + count.failed == self.samples}
 

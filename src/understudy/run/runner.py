@@ -353,8 +353,8 @@ async def execute_run(
         return summary if outputs is None else replace(summary, notes=outputs.notes())
 
 
-def _is_same(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve()
+def _is_same(first: Path, second: Path) -> bool:
+    return first.resolve() == second.resolve()
 
 
 @asynccontextmanager

@@ -108,7 +108,11 @@ class VersionTrial(Struct, frozen=True, kw_only=True):
     @property
     def problems(self) -> list[str]:
         """All problems, each with its behaviour."""
-        return [f"{one.behaviour}: {problem}" for one in self.observations for problem in one.problems]
+        return [
+            f"{observation.behaviour}: {problem}"
+            for observation in self.observations
+            for problem in observation.problems
+        ]
 
 
 class ScriptedBackend:
@@ -418,7 +422,9 @@ def _observation(run: ScriptedRun) -> Observation:
         problems.append(f"{len(rewritten)} requests do not go on from an earlier one: a history was rewritten")
     first = requests[0] if requests else None
     tools = [tool["function"] for tool in first.tools] if first else []
-    system = [_text(one["content"]) for one in (first.messages if first else ()) if one["role"] == "system"]
+    system = [
+        _text(message["content"]) for message in (first.messages if first else ()) if message["role"] == "system"
+    ]
     return Observation(
         behaviour=behaviour.name,
         problems=problems,
@@ -443,24 +449,24 @@ def _text(content: Any) -> str:
 def changes(before: VersionTrial, after: VersionTrial) -> list[str]:
     """Return what another version does differently, as text."""
     lines: list[str] = []
-    for one, other in zip(before.observations, after.observations, strict=True):
+    for earlier, later in zip(before.observations, after.observations, strict=True):
         pairs: list[tuple[str, Any, Any]] = [
-            ("it ends as", one.outcome, other.outcome),
-            ("calls of the work", one.statuses, other.statuses),
-            ("roles of its calls", one.roles, other.roles),
-            ("files of its session log", one.logs, other.logs),
-            ("differences to its own log", len(one.log_differences), len(other.log_differences)),
-            ("results of tools", len(one.results), len(other.results)),
+            ("it ends as", earlier.outcome, later.outcome),
+            ("calls of the work", earlier.statuses, later.statuses),
+            ("roles of its calls", earlier.roles, later.roles),
+            ("files of its session log", earlier.logs, later.logs),
+            ("differences to its own log", len(earlier.log_differences), len(later.log_differences)),
+            ("results of tools", len(earlier.results), len(later.results)),
         ]
-        lines += [f"{one.behaviour}: {what}: {old}, now {new}" for what, old, new in pairs if old != new]
-        texts = zip(one.results, other.results, strict=False)
+        lines += [f"{earlier.behaviour}: {what}: {old}, now {new}" for what, old, new in pairs if old != new]
+        texts = zip(earlier.results, later.results, strict=False)
         different = [
             pair for pair in texts if _without_changing_parts(pair[0]) != _without_changing_parts(pair[1])
         ]
         for old, new in different[:1]:
             at = _first_difference(old, new)
             lines.append(
-                f"{one.behaviour}: a tool's result: {old[at:][:_EXCERPT_LENGTH]!r}, "
+                f"{earlier.behaviour}: a tool's result: {old[at:][:_EXCERPT_LENGTH]!r}, "
                 f"now {new[at:][:_EXCERPT_LENGTH]!r}"
             )
     # Tools and system prompt are the same in every behaviour.
@@ -480,10 +486,10 @@ def changes(before: VersionTrial, after: VersionTrial) -> list[str]:
 
 
 def _changed_part(old: str, new: str) -> str:
-    one, other = (mapping(mapping(json.loads(text)).get("parameters")) for text in (old, new))
-    if one == other:
+    old_parameters, new_parameters = (mapping(mapping(json.loads(text)).get("parameters")) for text in (old, new))
+    if old_parameters == new_parameters:
         return "another description"
-    names, others = set(mapping(one.get("properties"))), set(mapping(other.get("properties")))
+    names, others = set(mapping(old_parameters.get("properties"))), set(mapping(new_parameters.get("properties")))
     parts = [f"without {name}" for name in sorted(names - others)]
     parts += [f"with {name}" for name in sorted(others - names)]
     return f"other parameters ({', '.join(parts) or 'the same names'})"
@@ -493,6 +499,8 @@ def _without_changing_parts(text: str) -> str:
     return _CHANGING.sub("#", text)
 
 
-def _first_difference(one: str, other: str) -> int:
-    at = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def _first_difference(first: str, second: str) -> int:
+    at = next(
+        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
     return max(0, at - 20)

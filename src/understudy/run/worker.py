@@ -409,9 +409,9 @@ class RunWorker:
         while True:
             await asyncio.sleep(min(self._lease.seconds / 4, _LEASE_CHECK_PERIOD_S))
             active = dict(self._active)
-            own = await asyncio.wrap_future(self._store.leases.renew(self._lease, list(active)))
+            renewed = await asyncio.wrap_future(self._store.leases.renew(self._lease, list(active)))
             for attempt_id, (_, task) in active.items():
-                if attempt_id not in own and not task.done():
+                if attempt_id not in renewed and not task.done():
                     _log.warning(
                         "attempt %s is stopped, because its lease was not renewed in time; another worker makes "
                         "it again",

@@ -125,7 +125,7 @@ def sandbox_spec(
     `environment` is for tasks that have none of their own.
     """
     environment = prepared.environment or environment
-    own = (Mount(prepared.git, GIT_MOUNT, private=True), PLUGIN_MOUNT, *DRIVER_MOUNTS, WATCH_MOUNT)
+    common_mounts = (Mount(prepared.git, GIT_MOUNT, private=True), PLUGIN_MOUNT, *DRIVER_MOUNTS, WATCH_MOUNT)
     mark_used(cache_dir(), (prepared.tree, *(mount.source for mount in (*environment.mounts, *mounts))))
     return SandboxSpec(
         tree=prepared.tree,
@@ -133,7 +133,7 @@ def sandbox_spec(
         image=prepared.task.image,
         tree_in_image=isinstance(prepared.task.source, ImageTree) and not prepared.task.setup_patch.strip(),
         as_root=prepared.options.as_root,
-        mounts=(*environment.mounts, *own, *mounts),
+        mounts=(*environment.mounts, *common_mounts, *mounts),
         env={**environment.env, **prepared.task.env, **(env or {})},
         path_prefixes=environment.path_prefixes,
     )

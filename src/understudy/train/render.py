@@ -70,14 +70,14 @@ class Renderer:
             return None
         try:
             prompt = self._render(before, tools, generation_prompt=True)
-            whole = self._render([*before, *answer], tools, generation_prompt=False)
+            complete = self._render([*before, *answer], tools, generation_prompt=False)
         except Exception:  # noqa: BLE001  a template raises whatever its author chose
             left_out[NOT_RENDERABLE] += 1
             return None
-        if whole[: len(prompt)] != prompt:
+        if complete[: len(prompt)] != prompt:
             left_out[NOT_A_PREFIX] += 1
             return None
-        completion = whole[len(prompt) :]
+        completion = complete[len(prompt) :]
         ends = (index for index, token in enumerate(completion) if token in self._end_tokens)
         last = max(ends, default=len(completion) - 1)
         return prompt, completion[: last + 1]

@@ -192,7 +192,9 @@ class TeacherServer:
                 return sequence
             async with self._slots:
                 values = await self.logprobs(sequence.token_ids)
-            masked = (value if one else 0.0 for value, one in zip(values, sequence.loss_mask, strict=True))
+            masked = (
+                value if is_learned else 0.0 for value, is_learned in zip(values, sequence.loss_mask, strict=True)
+            )
             return replace(sequence, teacher_logprobs=tuple(masked))
 
         groups_with_logprobs: list[RolloutGroup] = []
@@ -231,9 +233,9 @@ class TeacherServer:
                 )
         texts = {id_: tokenizer.decode([id_], skip_special_tokens=False) for id_ in tokenizer.get_vocab().values()}
         # Skips tokens that are a part of a UTF-8 character, because they have no text of their own.
-        whole = [id_ for id_, text in sorted(texts.items()) if text and "\ufffd" not in text]
-        for start in range(0, len(whole), _DECODED_IDS_PER_REQUEST):
-            part = whole[start : start + _DECODED_IDS_PER_REQUEST]
+        comparable = [id_ for id_, text in sorted(texts.items()) if text and "\ufffd" not in text]
+        for start in range(0, len(comparable), _DECODED_IDS_PER_REQUEST):
+            part = comparable[start : start + _DECODED_IDS_PER_REQUEST]
             response = await self._tokenizer_request(
                 "/detokenize", {"model": self._model, "tokens": part}, _DecodedText
             )

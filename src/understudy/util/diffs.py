@@ -252,8 +252,8 @@ def _same_names(names: bytes) -> bytes | None:
         first, second = names[:middle], names[middle + 1 :]
         if names[middle : middle + 1] != b" ":
             return None
-    one, other = _strip(_unquote(first)), _strip(_unquote(second))
-    return one if one == other else None
+    first_name, second_name = _strip(_unquote(first)), _strip(_unquote(second))
+    return first_name if first_name == second_name else None
 
 
 def _strip(name: bytes) -> bytes:
@@ -347,8 +347,8 @@ def _reversed_header(header: dict[bytes, bytes]) -> list[bytes]:
         if b"rename from " in header:
             names = b"a/" + header[b"rename to "] + b" b/" + header[b"rename from "]
         lines.append(b"diff --git " + names)
-    for one, other in _SWAPPED_HEADERS:
-        pairs = dict.fromkeys(((one, other), (other, one)))
+    for first, second in _SWAPPED_HEADERS:
+        pairs = dict.fromkeys(((first, second), (second, first)))
         lines += [key + header[source] for key, source in pairs if source in header]
     if blobs := header.get(b"index "):
         ids, space, mode = blobs.partition(b" ")

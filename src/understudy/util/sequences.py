@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
+def common_prefix_length(first: Sequence[object], second: Sequence[object]) -> int:
     """Return how many of the first elements of two sequences are equal."""
-    for number, (first, second) in enumerate(zip(one, other, strict=False)):
-        if first != second:
+    for number, (element, counterpart) in enumerate(zip(first, second, strict=False)):
+        if element != counterpart:
             return number
-    return min(len(one), len(other))
+    return min(len(first), len(second))

@@ -84,13 +84,13 @@ def newcombe_paired(pairs: Sequence[tuple[float, float]], z: float = Z_95) -> Co
     firsts, seconds = zip(*pairs, strict=True)
     before, after = _wilson_interval(fmean(firsts), len(pairs), z), _wilson_interval(fmean(seconds), len(pairs), z)
     spread = pstdev(firsts) * pstdev(seconds)
-    common = fmean(one * other for one, other in pairs) - before.estimate * after.estimate
+    common = fmean(first * second for first, second in pairs) - before.estimate * after.estimate
     common = min(common, max(0.0, common - 1 / (2 * len(pairs))))
     phi = max(-1.0, min(1.0, common / spread)) if spread else 0.0
     gain = after.estimate - before.estimate
 
-    def reach(one: float, other: float) -> float:
-        return math.sqrt(max(0.0, one * one - 2 * phi * one * other + other * other))
+    def reach(first: float, second: float) -> float:
+        return math.sqrt(max(0.0, first * first - 2 * phi * first * second + second * second))
 
     down = reach(after.estimate - after.low, before.high - before.estimate)
     up = reach(after.high - after.estimate, before.estimate - before.low)

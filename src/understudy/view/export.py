@@ -237,8 +237,8 @@ def export_rollouts(
 def _add_run_or_loop(file: ResponseFile, location: StoreLocation, selected: Sequence[str]) -> str:
     api = file.api
     stores = api.list_stores({}, _NO_PARAMETERS).stores
-    own = store_id(location)
-    summary = next((store for store in stores if store.id == own), None)
+    wanted_id = store_id(location)
+    summary = next((store for store in stores if store.id == wanted_id), None)
     if summary is None or summary.kind not in ("run", "loop"):
         fault = "has no store" if summary is None else f"has a store of kind `{summary.kind}`"
         raise ConfigError(f"--export: {location} {fault}, expected a run or a loop; give the directory of one")
@@ -246,11 +246,11 @@ def _add_run_or_loop(file: ResponseFile, location: StoreLocation, selected: Sequ
         raise StoreError(summary.error.message)
     if summary.kind == "loop":
         add_loop(file, summary)
-        runs = [store.id for store in stores if store.parent_id == own and store.state == "ok"]
+        runs = [store.id for store in stores if store.parent_id == wanted_id and store.state == "ok"]
     else:
-        runs = [own]
+        runs = [wanted_id]
     missing = set(selected)
-    start = f"/s/{own}"
+    start = f"/s/{wanted_id}"
     for run in runs:
         rows = file.add_store(run, selected if summary.kind == "run" else ())
         selected_rows = (

@@ -116,4 +116,4 @@ def _conversations(store: Store) -> Iterator[Conversation]:
     yield from trace_conversations(trace_store.traces(store.sessions))
     if store.runs.all():
         rollouts = Corpus(store, ExportSelection(origins=("rollouts",)), unredacted=True)
-        yield from ((one.example_id, [one.messages]) for one in rollouts.examples())
+        yield from ((rollout.example_id, [rollout.messages]) for rollout in rollouts.examples())

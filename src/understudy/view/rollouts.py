@@ -223,8 +223,8 @@ def _first_difference(members: Sequence[GroupMember]) -> int | None:
     solved = [member for member in members if member.row.reward is not None and is_solved(member.row.reward)]
     unsolved = [member for member in members if member.row.reward is not None and not is_solved(member.row.reward)]
     common_turns = [
-        common_prefix_length([turn.digest for turn in one.turns], [turn.digest for turn in other.turns])
-        for one in solved
+        common_prefix_length([turn.digest for turn in candidate.turns], [turn.digest for turn in other.turns])
+        for candidate in solved
         for other in unsolved
     ]
     return max(common_turns) if common_turns else None

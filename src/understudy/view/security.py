@@ -52,13 +52,13 @@ def address_for_others(host: str) -> str:
     """
     if host not in ANY_ADDRESS:
         return host
-    family, elsewhere, own = ANY_ADDRESS[host]
+    family, elsewhere, default = ANY_ADDRESS[host]
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((elsewhere, 9))  # sends nothing: the kernel only chooses a local address
             return str(probe.getsockname()[0])
     except OSError:
-        return own
+        return default
 
 
 class AccessRules:

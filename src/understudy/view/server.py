@@ -227,9 +227,9 @@ class ViewServer:
         if file.compressed is not None and b"gzip" in request.headers.get(b"accept-encoding", b""):
             content = file.compressed
             headers.append((b"content-encoding", b"gzip"))
-        own = dict(file.headers)
-        kind = own.pop(b"content-type")
-        await request.send_response(200, content, [*own.items(), *headers], content_type=kind)
+        file_headers = dict(file.headers)
+        kind = file_headers.pop(b"content-type")
+        await request.send_response(200, content, [*file_headers.items(), *headers], content_type=kind)
 
     def close(self) -> None:
         """Close threads and stores, once no request is being answered."""

@@ -217,20 +217,20 @@ def compare_runs(
     before: ViewedStore, after: ViewedStore, first: Sequence[RolloutRow], second: Sequence[RolloutRow]
 ) -> ComparedRuns:
     """Compare two stores by task, with the greatest change first."""
-    one, other = _by_task(first), _by_task(second)
-    difference = compare(one, other)
+    earlier, later = _by_task(first), _by_task(second)
+    difference = compare(earlier, later)
     zero = SolveCounts(0, 0)
     tasks = [
         ComparedTask(
             task_id=task,
-            before_solved=one.get(task, zero).solved,
-            before_graded=one.get(task, zero).graded,
-            after_solved=other.get(task, zero).solved,
-            after_graded=other.get(task, zero).graded,
+            before_solved=earlier.get(task, zero).solved,
+            before_graded=earlier.get(task, zero).graded,
+            after_solved=later.get(task, zero).solved,
+            after_graded=later.get(task, zero).graded,
         )
-        for task in sorted(one.keys() | other.keys())
+        for task in sorted(earlier.keys() | later.keys())
     ]
-    gain = {row.task_id: _share(other.get(row.task_id)) - _share(one.get(row.task_id)) for row in tasks}
+    gain = {row.task_id: _share(later.get(row.task_id)) - _share(earlier.get(row.task_id)) for row in tasks}
     return ComparedRuns(
         before=before.id,
         after=after.id,

@@ -501,8 +501,11 @@ def _branch_views(nodes: Sequence[Node], indices: dict[str, int]) -> tuple[Branc
     branches: dict[str, list[Node]] = {}
     for node in nodes:
         branches.setdefault(node.branch, []).append(node)
-    above = {name: _parent_branch(own[0], branches) for name, own in branches.items()}
-    return tuple(_branch_view(name, own, above, indices[own[0].call.id]) for name, own in branches.items())
+    above = {name: _parent_branch(branch_nodes[0], branches) for name, branch_nodes in branches.items()}
+    return tuple(
+        _branch_view(name, branch_nodes, above, indices[branch_nodes[0].call.id])
+        for name, branch_nodes in branches.items()
+    )
 
 
 def _parent_branch(first: Node, branches: dict[str, list[Node]]) -> str | None:

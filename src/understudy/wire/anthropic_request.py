@@ -373,8 +373,8 @@ def _left_out_note(block: ContentBlock) -> str:
 def _readable_text(block: ContentBlock) -> str:
     """Return the readable text of a search result, or of the result of a tool that Anthropic runs."""
     source = block.source if isinstance(block.source, str) else block.source.data if block.source else ""
-    own = [block.title, source, block.url, block.text, block.stdout, block.stderr, block.error_code]
-    return TEXT_SEPARATOR.join(filter(None, [*own, *map(_readable_text, _contents(block.content))]))
+    texts = [block.title, source, block.url, block.text, block.stdout, block.stderr, block.error_code]
+    return TEXT_SEPARATOR.join(filter(None, [*texts, *map(_readable_text, _contents(block.content))]))
 
 
 def _served_call(block: ContentBlock) -> str:

@@ -42,9 +42,9 @@ class OpenAIDialect(Dialect):
         session (Codex), or a session that names its parent (OpenCode).
         """
         session, thread = _first_id(headers, _SESSION_HEADERS), _first_id(headers, _THREAD_HEADERS)
-        own = thread or session
-        main = _first_id(headers, (b"x-parent-session-id",)) or session or own
-        return Branch(session_id=main, agent_id=None if own == main else own)
+        branch_id = thread or session
+        main = _first_id(headers, (b"x-parent-session-id",)) or session or branch_id
+        return Branch(session_id=main, agent_id=None if branch_id == main else branch_id)
 
     def models(self, names: Sequence[str]) -> bytes:
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "understudy"} for name in names]

@@ -73,14 +73,14 @@ def try_agent(
         print_json({"trials": tried, "changes": changed, "problems": problems})
     else:
         rows = [
-            (same[0].behaviour, *(_state(one.problems) for one in same))
+            (same[0].behaviour, *(_state(observation.problems) for observation in same))
             for same in zip(*(trial.observations for trial in tried), strict=True)
         ]
         print_table(("behaviour", *(trial.version for trial in tried)), rows)
         for name, reason in missing_behaviours(tried[-1].agent).items():
             typer.echo(f"not tried: {name}: {reason}")
-        turns = sum(one.turns for one in tried[-1].observations)
-        misses = sum(len(one.log_differences) for one in tried[-1].observations)
+        turns = sum(observation.turns for observation in tried[-1].observations)
+        misses = sum(len(observation.log_differences) for observation in tried[-1].observations)
         typer.echo(f"\n{turns} answers, {misses} of them otherwise in its own log")
         for title, lines in (("not as it must be", problems), ("changed", changed)):
             typer.echo("".join(f"{title}: {line}\n" for line in lines), nl=False)

@@ -235,8 +235,8 @@ def _command(name: str, function: Callable[..., ExportSummary]) -> Any:
     traits = traits_of(function)
 
     def run(**options: Any) -> None:
-        own = {option: options.pop(option) for option in own_options}
-        _export(name, function, traits, options, own)
+        format_options = {option: options.pop(option) for option in own_options}
+        _export(name, function, traits, options, format_options)
 
     own_options = _own_options(function)
     groups = (_common_options, _overlap_options, _client_options, _answer_options, _length_options)
@@ -322,7 +322,7 @@ def _export(
     function: Callable[..., ExportSummary],
     traits: FormatTraits,
     options: Mapping[str, Any],
-    own: Mapping[str, Any],
+    format_options: Mapping[str, Any],
 ) -> None:
     from understudy.cli.templates import chat_template
     from understudy.export.corpus import Corpus, ExportSelection
@@ -368,7 +368,7 @@ def _export(
         )
         redactor = Redactor.from_user_key() if "sessions" in origins and not unredacted else None
         corpus = Corpus(store, selection, redactor, unredacted=unredacted, template=template)
-        exported = function(corpus, options["output"] or location, report=ExportProgress(), **own)
+        exported = function(corpus, options["output"] or location, report=ExportProgress(), **format_options)
     if options["json_"]:
         print_json(exported)
     else:

@@ -50,7 +50,9 @@ def preview(
     if result.replaced:
         rows = [(rule, count, result.values.get(rule, 0)) for rule, count in result.replaced.items()]
         print_table(("rule", "replaced", "values"), rows)
-        print_table(("rule", "in", "text"), [(one.rule, one.where, one.context) for one in result.samples])
+        print_table(
+            ("rule", "in", "text"), [(sample.rule, sample.where, sample.context) for sample in result.samples]
+        )
     total = sum(result.replaced.values())
     typer.echo(
         f"{total} replacements in {result.conversations} conversations ({result.characters / 1e6:.2f} MB of text)"
@@ -77,4 +79,4 @@ def _conversations(source: Path, where: str | None) -> Iterator[Conversation]:
         yield from trace_conversations(trace_store.traces(store.sessions, where=where))
         if store.runs.all():
             rollouts = Corpus(store, ExportSelection(origins=("rollouts",)), unredacted=True)
-            yield from ((one.example_id, [one.messages]) for one in rollouts.examples())
+            yield from ((rollout.example_id, [rollout.messages]) for rollout in rollouts.examples())

@@ -91,9 +91,9 @@ def _environment() -> RemoteEnvironment:
     from understudy.sandbox.remote.messages import RemoteEnvironment, RemoteMount
     from understudy.tasks.environment import python_environment
 
-    own = python_environment(cache_dir())
-    mounts = tuple(RemoteMount(mount.target, path=str(mount.source)) for mount in own.mounts)
-    return RemoteEnvironment(mounts, own.path_prefixes, own.env)
+    standard = python_environment(cache_dir())
+    mounts = tuple(RemoteMount(mount.target, path=str(mount.source)) for mount in standard.mounts)
+    return RemoteEnvironment(mounts, standard.path_prefixes, standard.env)
 
 
 def _remote(name: str) -> RemoteSandboxes:

@@ -109,8 +109,8 @@ def _session_match(store: Store, name: str) -> tuple[str | None, str | None]:
         return (states or [None])[0], (sessions or [None])[0]
     if states or sessions:
         kinds = (("states", states), ("sessions", sessions))
-        some = "; ".join(f"{kind} {', '.join(ids[:5])}" for kind, ids in kinds if ids)
-        raise ConfigError(f"several ids begin with {name!r}: {some}; type more characters of the id")
+        examples = "; ".join(f"{kind} {', '.join(ids[:5])}" for kind, ids in kinds if ids)
+        raise ConfigError(f"several ids begin with {name!r}: {examples}; type more characters of the id")
     if store.runs.all():
         return None, None
     raise ConfigError(

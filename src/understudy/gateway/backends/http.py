@@ -86,14 +86,14 @@ class EventSplitter:
             return []
         *lines, rest = bytes(self._buffer).split(b"\n")
         events: list[ServerSentEvent] = []
-        some: list[bytes] = []
+        event_lines: list[bytes] = []
         for line in lines:
-            if line or not some:
-                some.append(line)
+            if line or not event_lines:
+                event_lines.append(line)
             else:
-                events.append(_plain_event(some))
-                some = []
-        self._buffer = bytearray(b"\n".join((*some, rest)))
+                events.append(_plain_event(event_lines))
+                event_lines = []
+        self._buffer = bytearray(b"\n".join((*event_lines, rest)))
         return events
 
     def _cut(self, start: int) -> list[ServerSentEvent]:

@@ -129,7 +129,7 @@ class _EndpointPool(Generic[_S]):
 
     async def models(self) -> list[str]:
         """Return the names of the models that an endpoint offers. Raises BackendError."""
-        return await self._ask(None, lambda one: one.models())
+        return await self._ask(None, lambda server: server.models())
 
     async def close(self) -> None:
         """Close the connections of all endpoints. May be called twice."""
@@ -143,11 +143,11 @@ class BackendPool(_EndpointPool[Backend]):
 
     async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
         """See Backend."""
-        return await self._ask(request.conversation, lambda one: one.generate(request, emit))
+        return await self._ask(request.conversation, lambda server: server.generate(request, emit))
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """See Backend."""
-        return await self._ask(request.conversation, lambda one: one.count_tokens(request))
+        return await self._ask(request.conversation, lambda server: server.count_tokens(request))
 
 
 class RememberingPool(BackendPool):
@@ -171,8 +171,8 @@ class RelayPool(_EndpointPool[Relay]):
 
     async def relay(self, request: NativeRequest, emit: Callable[[bytes], None] | None = None) -> NativeResponse:
         """See Relay."""
-        return await self._ask(request.conversation, lambda one: one.relay(request, emit))
+        return await self._ask(request.conversation, lambda server: server.relay(request, emit))
 
     async def relay_count(self, request: NativeRequest) -> bytes:
         """See Relay."""
-        return await self._ask(request.conversation, lambda one: one.relay_count(request))
+        return await self._ask(request.conversation, lambda server: server.relay_count(request))

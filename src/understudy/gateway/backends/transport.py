@@ -15,6 +15,7 @@ import ssl
 import zlib
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, suppress
+from itertools import chain
 from typing import Any, cast
 
 import aiohappyeyeballs
@@ -504,7 +505,7 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Close all connections. May be called twice."""
-        for connection in (*self._busy, *(one for some in self._idle.values() for one in some)):
+        for connection in (*self._busy, *chain.from_iterable(self._idle.values())):
             connection.end_badly()
         self._idle.clear()
         for _, addresses in self._addresses.values():
@@ -515,9 +516,9 @@ class ConnectionPool:
             self._sweep = None
 
     def _take_idle(self, server: tuple[bool, str, int]) -> ServerConnection | None:
-        some = self._idle.get(server)
-        while some:
-            connection = some.pop()  # reuse the most recent one, so that the others expire
+        idle = self._idle.get(server)
+        while idle:
+            connection = idle.pop()  # reuse the most recent one, so that the others expire
             if connection.reusable:
                 connection.used = True
                 return connection
@@ -533,15 +534,15 @@ class ConnectionPool:
     def _close_old(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close connections that were idle for KEEP_ALIVE_S, and check again when the next one expires."""
         now = loop.time()
-        for server, some in list(self._idle.items()):
-            for connection in some:
+        for server, idle in list(self._idle.items()):
+            for connection in idle:
                 if now - connection.idle_since >= KEEP_ALIVE_S:
                     connection.end_badly()
-            if left := [one for one in some if one.reusable]:
-                self._idle[server] = left
+            if reusable := [connection for connection in idle if connection.reusable]:
+                self._idle[server] = reusable
             else:
                 del self._idle[server]
-        oldest = min((one.idle_since for some in self._idle.values() for one in some), default=None)
+        oldest = min((connection.idle_since for idle in self._idle.values() for connection in idle), default=None)
         wait_s = 0.0 if oldest is None else max(oldest + KEEP_ALIVE_S - now, 0.1)
         self._sweep = loop.call_later(wait_s, self._close_old, loop) if wait_s else None
 

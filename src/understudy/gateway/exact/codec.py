@@ -398,7 +398,7 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
                 "again"
             ) from error
         templates = (
-            {"default": named} if isinstance(named, str) else {one.name: one.template for one in named or ()}
+            {"default": named} if isinstance(named, str) else {entry.name: entry.template for entry in named or ()}
         )
     if "default" not in templates:
         raise ConfigError(

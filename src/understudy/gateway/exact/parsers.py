@@ -72,7 +72,7 @@ class CompletionFormat(Struct, frozen=True):
             return _assemble(rest, self.find_calls(rest, tools) if tools else [], reasoning)
         assert reasoning is not None
         matches = _trailing(reasoning, self.find_calls(reasoning, tools) if tools else [])
-        calls = tuple(one.call for one in matches)
+        calls = tuple(match.call for match in matches)
         return ParsedOutput("", (reasoning[: matches[0].start] if matches else reasoning).strip("\n"), calls)
 
 
@@ -115,11 +115,11 @@ def _trailing(text: str, matches: list[CallMatch]) -> list[CallMatch]:
 def _assemble(text: str, matches: list[CallMatch], reasoning: str | None) -> ParsedOutput:
     if not matches:
         return ParsedOutput(text, reasoning)
-    starts = [0, *(one.end for one in matches)]
-    ends = [*(one.start for one in matches), len(text)]
+    starts = [0, *(match.end for match in matches)]
+    ends = [*(match.start for match in matches), len(text)]
     parts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
     remaining = "\n".join(part.strip("\n") for part in parts if part.strip())
-    return ParsedOutput(remaining, reasoning, tuple(one.call for one in matches))
+    return ParsedOutput(remaining, reasoning, tuple(match.call for match in matches))
 
 
 def offered_names(tools: Tools) -> frozenset[str]:
@@ -288,10 +288,10 @@ def _types(schema: Any) -> frozenset[str]:
     types: set[str] = set()
     waiting = [schema]
     while waiting:
-        one = json_object(waiting.pop())
-        alternatives = [*_list(one.get("anyOf")), *_list(one.get("oneOf"))]
-        values = [*_list(one.get("enum")), *([one["const"]] if "const" in one else [])]
-        declared = one.get("type")
+        subschema = json_object(waiting.pop())
+        alternatives = [*_list(subschema.get("anyOf")), *_list(subschema.get("oneOf"))]
+        values = [*_list(subschema.get("enum")), *([subschema["const"]] if "const" in subschema else [])]
+        declared = subschema.get("type")
         named = [declared] if isinstance(declared, str) else _list(declared)
         if not named and not alternatives and not values:
             return frozenset()
@@ -377,7 +377,7 @@ def find_glm(text: str, tools: Tools) -> list[CallMatch]:
 
 
 def _find(syntax: _Syntax, text: str, tools: Tools) -> list[CallMatch]:
-    ends = [(one.start(), one.end()) for one in syntax.last.finditer(text)]
+    ends = [(match.start(), match.end()) for match in syntax.last.finditer(text)]
     names = offered_names(tools)
     matches: list[CallMatch] = []
     position = 0

@@ -201,7 +201,7 @@ def _suffix_after(ids: Sequence[int], habits: TemplateHabits, new: list[int]) ->
     return TurnSuffix([*close[ended:], *new], ended)
 
 
-def _common_end(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    pairs = zip(reversed(one), reversed(other), strict=False)
-    common = [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+def _common_end(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    pairs = zip(reversed(first), reversed(second), strict=False)
+    common = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
     return common[::-1]

@@ -160,7 +160,7 @@ async def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> list[arr
     def encode() -> list[array[int]]:
         # Only batch encoding releases the interpreter lock.
         encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [array("i", one.ids) for one in encoded]
+        return [array("i", encoding.ids) for encoding in encoded]
 
     return await asyncio.to_thread(encode) if sum(map(len, texts)) > LOOP_CHARACTERS else encode()
 

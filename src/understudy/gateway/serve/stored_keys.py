@@ -165,8 +165,8 @@ class StoredKeys:
         sequence = await asyncio.to_thread(self._store.calls.next_sequence, key.attempt_id)
         session = GatewaySession(key.attempt_id, {**self._sampling, **key.sampling}, budget, sequence=sequence)
         calls = await asyncio.to_thread(self._store.calls.of_attempt, key.attempt_id)
-        while some := await asyncio.to_thread(lambda: list(islice(calls, TOGETHER))):
-            for call in some:
+        while batch := await asyncio.to_thread(lambda: list(islice(calls, TOGETHER))):
+            for call in batch:
                 if call.sequence == 0:
                     session.spending.started_ago(time.time() - call.started_at)
                 if call.error is None or call.error.type != BudgetExceeded.__name__:

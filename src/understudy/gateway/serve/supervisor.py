@@ -383,8 +383,8 @@ async def _alone_on_database(url: StoreUrl, directory: Path, stop: asyncio.Futur
     """
     # The lease is named by the directory's admin key, so a gateway that restarts there need not wait for its own
     # old lease.
-    own = hashlib.sha256(admin_key(directory).encode()).hexdigest()[:8]
-    lease = Lease(f"gateway {own} in {socket.gethostname()}:{directory}", _LEASE_S)
+    key_hash = hashlib.sha256(admin_key(directory).encode()).hexdigest()[:8]
+    lease = Lease(f"gateway {key_hash} in {socket.gethostname()}:{directory}", _LEASE_S)
     # Wait no longer than a heartbeat for an unavailable server, so that signals can still stop the gateway.
     driver = PostgresqlDriver(url, create=False, read_only=False, outage_s=_HEARTBEAT_S)
     with Store(url, driver) as store:

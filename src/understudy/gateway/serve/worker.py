@@ -193,9 +193,9 @@ async def work(spec: WorkerSpec) -> None:
         forward = ForwardingApp(gateway, parts.keys, spec.index, sockets)
         stack.push_async_callback(forward.close)
         admin = AdminApp(SingleGateway(parts.control, parts.metrics, gateway.running_calls), spec.admin_key)
-        own = {sockets[spec.index]: gateway, Path(spec.orders): admin}
+        apps = {sockets[spec.index]: gateway, Path(spec.orders): admin}
         table = ConnectionTable()
-        listeners = [Listener(app, unix_socket(path), path, table=table) for path, app in own.items()]
+        listeners = [Listener(app, unix_socket(path), path, table=table) for path, app in apps.items()]
         listeners += [Listener(forward, socket.socket(fileno=number), table=table) for number in spec.listeners]
         for listener in listeners:
             await listener.start()

@@ -70,7 +70,9 @@ class ConnectionTable:
             return
         oldest = next(iter(self._anonymous))
         if oldest is connection:
-            oldest = next((one for one in self._authenticated if one.idle), connection)
+            oldest = next(
+                (authenticated for authenticated in self._authenticated if authenticated.idle), connection
+            )
         oldest.drop()
 
     def remove(self, connection: BoundedProtocol) -> None:
@@ -94,12 +96,13 @@ class ConnectionTable:
         self._estimate += size
         if self._estimate <= self._held_limit:
             return
-        bytes_held = {one: one.held_bytes() for one in (*self._anonymous, *self._authenticated)}
+        every_connection = (*self._anonymous, *self._authenticated)
+        bytes_held = {connection: connection.held_bytes() for connection in every_connection}
         self._estimate = sum(bytes_held.values())
         if self._estimate > self._held_limit * 3 // 4:  # otherwise all connections would be asked again soon
-            for one in sorted(bytes_held, key=bytes_held.__getitem__, reverse=True):
-                one.drop()
-                self._estimate -= bytes_held[one]
+            for connection in sorted(bytes_held, key=bytes_held.__getitem__, reverse=True):
+                connection.drop()
+                self._estimate -= bytes_held[connection]
                 if self._estimate <= self._held_limit // 2:
                     break
 

@@ -104,9 +104,9 @@ class _MergedMetrics(Collector):
         families: dict[str, Metric] = {}
         for worker, text in self._texts.items():
             for family in text_string_to_metric_families(text.decode()):
-                whole = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
-                    whole.add_sample(sample.name, sample.labels | {"worker": worker}, sample.value)
+                    merged.add_sample(sample.name, sample.labels | {"worker": worker}, sample.value)
         return families.values()
 
 

@@ -178,7 +178,7 @@ class PrefixCache:
             sequence = sequence.prefix(len(sequence.ids) * self._limit // sequence.size)
         if not len(sequence.ids):
             return
-        for other in [one for one in self._sequences if one.owner == sequence.owner]:
+        for other in [cached for cached in self._sequences if cached.owner == sequence.owner]:
             shared = common_prefix_length(other.ids, sequence.ids)
             if shared == len(sequence.ids):
                 return
@@ -190,7 +190,7 @@ class PrefixCache:
 
     def clear(self, owner: str | None = None) -> None:
         """Drop all sequences, or only those computed with the weights `owner`."""
-        for sequence in [one for one in self._sequences if owner is None or one.owner == owner]:
+        for sequence in [cached for cached in self._sequences if owner is None or cached.owner == owner]:
             self._remove(sequence)
 
     def _append(self, sequence: CachedSequence) -> None:
@@ -198,7 +198,7 @@ class PrefixCache:
         self.size += sequence.size
 
     def _remove(self, sequence: CachedSequence) -> None:
-        self._sequences = [one for one in self._sequences if one is not sequence]
+        self._sequences = [cached for cached in self._sequences if cached is not sequence]
         self.size -= sequence.size
 
 

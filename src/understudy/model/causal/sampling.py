@@ -82,7 +82,7 @@ def sample_tokens(
             logits[row] = _adjusted_logits(logits[row], row_settings, *histories[row])
     # The temperature 0 of vLLM: the likeliest, and the probability that the model itself gives it.
     temperatures = torch.tensor(
-        [[max(one.temperature or 1.0, _LOWEST_TEMPERATURE)] for one in settings], device=logits.device
+        [[max(setting.temperature or 1.0, _LOWEST_TEMPERATURE)] for setting in settings], device=logits.device
     )
     logprobs = torch.log_softmax((logits - logits.amax(dim=-1, keepdim=True)) / temperatures, dim=-1)
     for row, row_settings in enumerate(settings):
@@ -93,7 +93,7 @@ def sample_tokens(
     # right=True skips tokens of probability 0, whose cumulative sum equals the one before.
     sampled = torch.searchsorted(sums, thresholds, right=True).squeeze(-1)
     likeliest = logits.argmax(dim=-1)
-    greedy = torch.tensor([one.temperature == 0 for one in settings], device=logits.device)
+    greedy = torch.tensor([setting.temperature == 0 for setting in settings], device=logits.device)
     ids = torch.where(greedy, likeliest, sampled.clamp(max=logits.shape[-1] - 1))
     chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     tokens = cast("list[int]", ids.tolist())  # pyright: ignore[reportUnknownMemberType]

@@ -171,9 +171,9 @@ def _absent(image: str, message: str) -> TaskError:
 def _note(layers: dict[str, tuple[int, int]], event: Mapping[str, Any]) -> None:
     detail: Mapping[str, int] = event.get("progressDetail") or {}
     if "id" in event and (status := event.get("status")) in ("Downloading", "Extracting"):
-        whole = int(detail.get("total") or 0)
-        done = int(detail.get("current") or 0) if status == "Downloading" else whole
-        layers[event["id"]] = (done, max(whole, layers.get(event["id"], (0, 0))[1]))
+        total = int(detail.get("total") or 0)
+        done = int(detail.get("current") or 0) if status == "Downloading" else total
+        layers[event["id"]] = (done, max(total, layers.get(event["id"], (0, 0))[1]))
 
 
 def _summary(layers: Mapping[str, tuple[int, int]]) -> str:
@@ -279,8 +279,10 @@ class ImageStore:
         with self._guard:
             self.prepared_from.setdefault(image, set()).add(name)
         variables: list[str] = config.get("Env") or []
-        own = {name: value for name, _, value in (variable.partition("=") for variable in variables)}
-        return PreparedImage(details["Id"], image, own.get("PATH") or DEFAULT_PATH, tuple(sorted(own)))
+        environment = {name: value for name, _, value in (variable.partition("=") for variable in variables)}
+        return PreparedImage(
+            details["Id"], image, environment.get("PATH") or DEFAULT_PATH, tuple(sorted(environment))
+        )
 
     def _make(self, spec: SandboxSpec, image: str, base: str, tag: str) -> None:
         user = 0 if spec.as_root else USER_ID

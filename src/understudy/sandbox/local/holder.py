@@ -60,8 +60,10 @@ def _own_groups() -> Iterator[Path]:
             base = CGROUP_ROOT
         else:
             continue
-        own = base / path.lstrip("/")
-        yield from (group for group in (own, *own.parents) if group.is_relative_to(base) and group.is_dir())
+        group_path = base / path.lstrip("/")
+        yield from (
+            group for group in (group_path, *group_path.parents) if group.is_relative_to(base) and group.is_dir()
+        )
 
 
 def find_group_parent() -> Path | None:

@@ -222,7 +222,7 @@ class WorkerSandboxes(RemoteSandboxes):
     ) -> None:
         """Send the contents that the other machine lacks."""
         sources = {
-            mount.digest: own.source for mount, own in zip(mounts, spec.mounts, strict=True) if mount.digest
+            mount.digest: local.source for mount, local in zip(mounts, spec.mounts, strict=True) if mount.digest
         }
         sources[tree] = spec.tree
         missing = await connection.ask(messages.MissingRequest(list(sources)), list[str])

@@ -69,13 +69,13 @@ def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
 
 def _group_normalised(rewards: Sequence[float]) -> list[float]:
     centred = _centred(rewards)
-    deviation = math.sqrt(fmean(one * one for one in centred))
-    return [one / deviation for one in centred]
+    deviation = math.sqrt(fmean(value * value for value in centred))
+    return [value / deviation for value in centred]
 
 
 def _leave_one_out(rewards: Sequence[float]) -> list[float]:
     count = len(rewards)
-    return [count / (count - 1) * one for one in _centred(rewards)]
+    return [count / (count - 1) * value for value in _centred(rewards)]
 
 
 def _centred(rewards: Sequence[float]) -> list[float]:

@@ -366,7 +366,13 @@ def _train(
 
 
 def _trainer(
-    kind: Any, loaded: Any, model: Path, config: Any, columns: dict[str, Any], callback: Any, **own: Any
+    kind: Any,
+    loaded: Any,
+    model: Path,
+    config: Any,
+    columns: dict[str, Any],
+    callback: Any,
+    **trainer_options: Any,
 ) -> Any:
     """Return a trainer of the TRL class `kind` for a dataset with these columns."""
     import datasets
@@ -379,7 +385,7 @@ def _trainer(
         train_dataset=dataset_type.from_dict(columns),
         processing_class=load_chat_tokenizer(model),
         callbacks=[callback],
-        **own,
+        **trainer_options,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
