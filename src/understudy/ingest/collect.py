@@ -56,7 +56,7 @@ from understudy.store.address import StoreLocation
 from understudy.store.sessions import LogSource, TextOrBytes
 from understudy.util.files import locked, write_remedy
 
-_READER = "18"
+_READER = "19"
 """The version of the readers.
 
 Raise it when reading the same log gives another result: states, signals or redactions.

@@ -23,7 +23,7 @@ from understudy.redact.heuristics import (
     looks_random,
 )
 
-_STRONG = re.compile(r"(?i)passw|pwd|passphr|secret|identified")
+_STRONG = re.compile(r"(?i)passw|pwd|passphr|secret|identified|^pw$")
 _AFTER = re.compile(
     r"""(?x)
     [\w-]{0,40}+ (?: [ ]\d{1,2} (?=:) )?+             # the rest of the name, and a number: `Unseal Key 2:`
@@ -32,6 +32,11 @@ _AFTER = re.compile(
     (?:
         # in the next line
         (?P<alone> :?+ [ \t]{0,4} \r?\n [ \t]{0,12} (?= [\w.=+/-]{20,512}+ (?: [\r\n] | \Z ) ) )
+      # "token": { "type": "string", "value": …, and variable "token" { default = …, as Terraform writes them
+      | :?[ ]?\{ (?: \s | \\{1,7}[nrt] ){0,24}
+            (?: \\{0,7}["']? \b (?: type | sensitive | description | nullable ) \b [^\n\\{}]{1,120}
+                (?: \s | \\{1,7}[nrt] | , ){1,24} ){0,3}
+            \\{0,7}["']? \b (?P<inside> value | default ) \\{0,7} ["']? [ \t]{0,12} [:=]
       | :[ \t]{0,4} &?(?:'\w{1,20}[ ])?[A-Za-z_][\w.:]{0,30} (?: [\[<] [\w.&,' ]{1,30} [\]>] )? [?!]?
             (?: [ ]?\|[ ]?\w{1,20} )? [ \t]{0,4} =[ \t]
       | (?<=[ \t]) (?: As[ ]String | \[\]byte | [Ss]tring | str ) [ \t]{0,4} =[ \t]
@@ -63,10 +68,15 @@ MAY_BE_ASSIGNED = re.compile(
       | [ \t]++ (?: -> [ \t]*+ (?!DULL) | [\x1b\\"'`\],\n\r] | is | value
           | (?! :(?!:) | [=>] | -> | [A-Za-z]{0,11}[,.;:)}!?*]*+(?:\s|\Z) | [{(\[] ) )
       | [\x1b\\\],\n\r]
+      | ["'`] [ ]?:?[ ]?\{ (?: \s | \\{1,7}[nrt] )*+ \\*+["']?+ (?: value | default | type | sensitive | descr )
       | ["'`] \]?+ (?: [ \t]*+ SIGN | (?! [ \t]*+ (?: :(?!:) | [=>] ) | [.()a-uw-zA-Z0-9_;+*/&|{}\[@\#!?%$^~<] ) )
     )""".replace("SIGN", _SIGN).replace("DULL", _DULL)
 )
 """The pattern that must match after a word for secrets before `find_assigned` is called; it rejects most words."""
+MAY_BE_SHORT = re.compile(
+    r"""(?:[_-](?i:sk|pw)|(?i:seed))(?![A-Za-z])\\{0,7}["'`]?\]?(?:[ \t]{0,4}[:=]|[ ,]|\\{0,7}[ \n\\]|[ ]?\{)"""
+)
+"""The same for short names of secrets: `QINIU_SK`, `bind_pw`, `MFA_SEED`."""
 MAY_BE_NAMED = re.compile(
     r"""(?:(?i:access|private)[A-Za-z]{0,12}+\d{0,2}[.-][A-Za-z0-9_-]{20}"""
     r"""|(?i:access(?: code)?|private)["'`]?+(?:[ \t]{0,4}(?:[:=]>?|->)|[ \t](?:is )?)"""
@@ -92,10 +102,16 @@ _KEY_OF_DATA = re.compile(
     r"idempotency|dedup\w*|row|column|object|translation|i18n|registry|event|query|item|field|state|route|node|entity|record|"
     r"shard|bucket|composite|natural|surrogate|range|list|array|config|settings?|header|metadata|param|prop|attr\w*|tag|label|"
     r"hot|short|websocket|arrow|modifier|press|home|end|tab|enter|escape|delete|pub|gpg|recv|pgp|fingerprint|distribution|content|parent|"
-    r"storage|form|s3|blob|image|file|path|commit|build|artifact|lock|source|version|trace|span|request|correlation|message)"
+    r"change|storage|form|s3|blob|image|file|path|commit|build|artifact|lock|source|version|trace|span|request|correlation|message)"
     r"[_\- .]?$"
 )
 """Words before `key` with which it identifies data and protects nothing, such as `primary`."""
+_ENVIRONMENT_KEY = re.compile(r"(?:(?<![A-Za-z0-9_])|(?<=\\n))[A-Z][A-Z0-9]+_(?:[A-Z0-9]+_)+$")
+_DATA_ONLY = re.compile(
+    r"(?:PUBLIC|PRIMARY|FOREIGN|SORT|CACHE|CACHING|PARTITION|INDEX|IDEMPOTENCY|DEDUP\w*|HASH|LOOKUP|OBJECT|S3|PUB|GPG|"
+    r"PGP|RECV|HOST|FINGERPRINT|BLOB|FILE|PATH|COMMIT|BUILD|ARTIFACT|LOCK|SOURCE|VERSION|IMAGE|REGISTRY|TRANSLATION|"
+    r"CONTENT|STATE)[_ .-]?$"
+)
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{40,8192}={0,2}")  # may begin with a slash, like a path
 _STEP_TOKEN = re.compile(
     r"(?i)(?:(?<![a-z])|(?-i:(?<=[a-z])(?=[A-Z])))"
@@ -109,10 +125,14 @@ _SLUG = re.compile(r"(?:[a-z]{2,16}[-_])+(?:[a-z]{2,16}|[0-9]{1,3})")
 _DAY = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 _NOT_IN_TOKENS = re.compile(r"[^\w.~+/=:|%-]")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ].{0,30})?")
-_PLAIN = re.compile(r"[\w.~+/=-]+", re.ASCII)
+_NUMBERS = re.compile(r"[\d.]+")
+_PLAIN = re.compile(r"[\w.~+/=-]+(?::[\w.~+/=-]+){0,3}", re.ASCII)
 _TIGHT = re.compile(r"[^()\[\]{},<>?;]+")
 """A value directly after `=`: a password with punctuation, but no call or list."""
-_OF_ACCESS = re.compile(r"(?i)(?:api|access|private|secret|auth)[ _-]?$")
+_OF_ACCESS = re.compile(
+    r"(?i)(?:api|access|private|secret|auth|salt|signing|encryption|master|deploy|licen[cs]e|webhook|admin)"
+    r"[ ._-]?$"
+)
 _JOINED = re.compile(
     r"[A-Za-z]{0,12}+\d{0,2}[.-](?P<value>[A-Za-z0-9_-]{20,512}+(?:\.[A-Za-z0-9_-]{20,512}+){0,2})(?![\w./(\[]|=[^=])",
     re.ASCII,
@@ -137,7 +157,7 @@ _NO_OWNER = re.compile(
     r"(?i)(?:\w*(?:ed|ing|[0-9])|an?|the|this|that|your|my|our|its?|no|not|new|old|with|for|by|of|to|on|in|at|from|and|or|same|each|"
     r"any|every|some|one|next|last|first|current|previous|duplicate|bad|wrong|invalid|valid|long|random|raw|full|"
     r"[rd]sa|e[cd](?:dsa|dh)?|gpg|pgp|ssh|hmac|aes|hex|get|set|put|del|delete|add|remove|drop|use|create|host|peer|node|"
-    r"session|memo|redis|sub|super|symmetric|master|root)"
+    r"session|memo|redis|sub|super|symmetric|master|root|let|const|var|val|auto|static|final|mut|def|self|type|local)"
 )
 """Words before `key` of which none is the name of a service: `the key`, `stored key`, `RSA key`."""
 _NEXT_IN_LIST = re.compile(r",[a-z_]{2,30}=")
@@ -148,6 +168,8 @@ _HEX = re.compile(r"[0-9a-fA-F]+")
 _URL_ESCAPE = re.compile(r"%(?:25){0,2}[0-9A-Fa-f]{2}")
 _ACCESS_TOKEN = re.compile(r"[\w.-]+", re.ASCII)
 _SHORT = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*[0-9])[A-Za-z0-9]+")
+_MIXED = re.compile(r"(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9._-]+")
+_TURN = re.compile(r"(?<=[a-z])[A-Z0-9]|(?<=[A-Z])[a-z0-9]|(?<=[0-9])[A-Za-z]")
 _SEPARATORS = re.compile(r"[-_./:]+")
 _PATH_OF_WORDS = re.compile(r"[a-z]*[-_./:][-_./:a-z]*")
 _SWITCH = re.compile(r"(?<=[A-Za-z])[0-9]|(?<=[0-9])[A-Za-z]")
@@ -158,7 +180,7 @@ _DIGEST_OR_ID = re.compile(
 _ENDS = ("", "\n", "\r", "\0", "\\", '"', "'", "`", "\x1b", "&", " ", "\t", ";")
 _CONFIG_NAME = re.compile(
     r"(?:^|[\n\r\0\"'`]|\\{1,8}[nrt]|\x1b\[[\d;]{0,16}m|(?<=[ \t])-e |--env[ =])"
-    r"(?:[ \t]{0,8}\d{1,6}[→:|\t])?[ \t+>$-]{0,40}"
+    r"(?:[ \t]{0,8}(?:[\w./-]{1,120}:)?\d{1,6}[→:|\t])?[ \t+>$-]{0,40}"
     r"(?:(?:export|set|setx|ENV|ARG|declare -x)[ \t]{1,4})?[\w.-]{0,60}$"
 )
 _ENVIRONMENT_NAME = re.compile(r"(?:.*[ \t;&|(])?[A-Z][A-Z0-9_]*$", re.S)
@@ -169,17 +191,19 @@ _LINE = re.compile(r"(?:^|[\n\r]|\\{1,7}[nr])(?:[ \t]{0,8}\d{1,6}[→:\t])?[ \t+
 _SET = re.compile(r"(?:\bENV|\bsetx|\bset|\bARG)[ \t]{1,4}$")
 _COOKIE = re.compile(r"sessionid$|SESSIONID|SESSID|sessid$|connect\.sid$|^sid$|_session$")
 _WORD = re.compile(
-    r"(?i)passphrase|passw(?:or)?d|(?:(?<![a-z])|(?-i:(?<=[a-z])(?=P)))pass(?=\\{0,7}[\"'`]?\]?[ \t]{0,4}[:=])|"
+    r"(?i)passphrase|passw(?:or)?d|(?:(?<![a-z])|(?-i:(?<=[a-z])(?=P)))pass(?=\\{0,7}[\"'`]?\]?[ \t]{0,4}[:=]"
+    r"|(?:[\s,\"']|\\{1,7}[nr]){1,30}value)|"
     r"pwd|dockerc(?:fg|onfigjson)|secret|token|key|credential|auth(?![b-np-z]|or(?!iz))|identified by|login|"
-    r"[_ ]pat(?![a-z])|access(?: code)?|private|(?:api|crumb)(?=[ \t]{0,4}[:=])"
+    r"[_ ]pat(?![a-z])|(?<=[_-])(?:sk|pw)(?![a-z])|seed(?![a-z])|"
+    r"access(?: code)?|private|(?:api|crumb)(?=[ \t]{0,4}[:=])"
 )
 _REST = re.compile(r"[\w-]{0,60}", re.ASCII)
 _NAME = re.compile(
     r"(?i)passw(?:or)?d|(?:^|_|-|(?-i:(?<=[a-z])(?=P)))pass$|pwd|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?key|"
-    r"(?:encryption|signing|master|account|storage|client)[_-]?key|credential|^auth$|authorization"
+    r"(?:encryption|signing|master|account|storage|client)[_-]?key|[_-](?:sk|pw)$|credential|^auth$|authorization"
 )
 _NOT = re.compile(
-    r"(?i)(?:tokens|tokeniz\w*|_?sha\d*|_?hash|_?digest|_?version|_?class|_?size|_?index|_?kind|_?prefix|_?suffix|(?<!p)_?at|_?count|_?type|_?len\w*|_?limit|_?name|_?id|_?url|_?path|_?file|_?identifier|_?uri|_?format|_?regex|"
+    r"(?i)(?:tokens|tokeniz\w*|_?sha\d*|_?hash|_?digest|_?version|_?class|_?size|_?index|_?kind|_?prefix|_?suffix|(?<!p)_?at|_?count|_?type|_?len\w*|_?limit|_?name|(?<!secret)(?<!secret_)_?id|_?public|_?url|_?path|_?file|_?identifier|_?uri|_?format|_?regex|"
     r"_?pattern|fingerprint|secretsmanager|secret-manager|extension|"
     r"[_-]?(?:stdin|input|field|form|rules?|label|hint|message|error|title|text|prompt|placeholder|ref|selector))$"
 )
@@ -230,7 +254,7 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
         return None
     if is_reference(secret) and (is_placeholder(secret) or not _BASE64.fullmatch(secret)):
         return None
-    if name == "key" and _KEY_OF_DATA.search(before):
+    if name == "key" and _KEY_OF_DATA.search(before) and not _of_environment(word.group(), before, secret):
         return None
     if name == "token" and _is_hash(secret) and _STEP_TOKEN.search(before):
         return None
@@ -246,8 +270,10 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
     if word.group() == "PASS" and not before.endswith("_"):
         return None  # the output of tests, such as `--- PASS: TestLogin_V2 (0.02s)`
     config = bool(quote) or _is_config_line(text, position - len(before), position, match, start + len(secret))
+    # an option of a command takes a password that somebody chose: `--db-password …`
+    taken = match["space"] is not None and _STRONG.search(name) and count_character_classes(secret) > 2
     if not config and not (
-        _is_random(secret) and (_PLAIN if text[start - 1] != "=" else _TIGHT).fullmatch(secret)
+        (_is_random(secret) or taken) and (_TIGHT if taken or text[start - 1] == "=" else _PLAIN).fullmatch(secret)
     ):
         return None
     if not quote and is_identifier(secret) and _CALLED.match(text, start + len(secret)):
@@ -276,6 +302,19 @@ def _is_bare(before: str, rest: str) -> bool:
     return alone and rest.lower() == "key" and _OF_ACCESS.search(before) is None
 
 
+def _of_environment(word: str, before: str, value: str) -> bool:
+    """Return whether a key protects something although its name ends like that of a key of data.
+
+    So it does in a variable of the environment that names a program and its key, `CYPRESS_RECORD_KEY`, and if it
+    is a long number in base64, as accounts of storage have one.
+    """
+    if _DATA_ONLY.search(before.upper()) is not None:
+        return False
+    if word == "KEY" and _ENVIRONMENT_KEY.search(before) is not None:
+        return True
+    return len(value) >= 64 and _BASE64.fullmatch(value) is not None and not _is_hash(value)
+
+
 def _is_hash(value: str) -> bool:
     """Return whether a value has the form of a digest or an id."""
     return _DIGEST_OR_ID.fullmatch(value) is not None
@@ -286,7 +325,7 @@ def _is_config_line(text: str, left: int, position: int, match: re.Match[str], e
 
     `left` is where to search for the beginning of the line, `match` the match after the word in the name.
     """
-    if match["beside"] is not None:
+    if match["beside"] is not None or match["inside"] is not None:
         return True
     if text[end : end + 1] not in _ENDS or match["prose"] is not None or match["comma"] is not None:
         return match["space"] is not None or match["prose"] is not None
@@ -378,6 +417,8 @@ def is_secret_value(name: str, value: str, *, quoted: bool) -> bool:
     """
     if (len(value) < 12 and value.isalpha()) or is_encoded_example(value) or _DATE.fullmatch(value):
         return False
+    if _NUMBERS.fullmatch(value):
+        return False  # a version, or an OID
     if name == "pass":
         return is_password(value, quoted) and (looks_random(value) or count_character_classes(value) > 2)
     if _STRONG.search(name):
@@ -387,7 +428,9 @@ def is_secret_value(name: str, value: str, *, quoted: bool) -> bool:
 
 def is_token(value: str) -> bool:
     """Return whether a value named as a token or key was generated: half of it is random, and it has digits."""
-    value = _DAY.sub("", value.rpartition(":")[2])  # `acme:8Xq…`, of which the first part names the service
+    last = value.rpartition(":")[2]
+    # `acme:8Xq…`, of which the first part names the service, or `8Xq…:fx`
+    value = _DAY.sub("", last if len(last) >= 8 else value.partition(":")[0])
     if "%" in value:
         value = _URL_ESCAPE.sub("-", value)
         if not any(map(str.isalpha, value)):
@@ -400,6 +443,13 @@ def is_token(value: str) -> bool:
         return False  # a path
     if 12 <= len(value) < 16 and _SHORT.fullmatch(value) and count_random_characters(value) == len(value):
         return len(_SWITCH.findall(value)) > 2
+    if 14 <= len(value) < 24 and _MIXED.fullmatch(value) and len(_TURN.findall(value)) > 4:
+        letters = count_random_characters(value)
+        return letters >= len(value) - 3 or _has_token_form(value)
+    return _has_token_form(value)
+
+
+def _has_token_form(value: str) -> bool:
     if len(value) < 16 or not _DIGIT.search(value):
         return len(value) >= 20 and looks_random(value) and _PATH_OF_WORDS.fullmatch(value) is None
     if _HEX.fullmatch(value):

@@ -17,7 +17,7 @@ ANSI = r"(?:\x1b|\\{1,8}(?:u001b|x1b|033|e))\[[\d;]{0,16}m"
 """A pattern of terminal colour codes, as they are and as strings in code write them."""
 
 _DUMMY = re.compile(
-    r"example|placeholder|your[_-]|xxxx|\*\*\*|\.\.\.|dummy|0{8}|1234567890?abc|abcdefg|redacted|insert[_-]|"
+    r"example|placeholder|your[_-]|xxxx|\*\*\*|\.\.\.|dummy|0{8}|1234567890?abc|abcdefg|0001020304|8081828384|abcdef01|redacted|insert[_-]|"
     r"change[_-]?(?:me|this|it)|replace[_-]?(?:me|this|with)|[$#]\{|\{\{|%s",
     re.I,
 )

@@ -10,23 +10,34 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from understudy.redact.assignments import MAY_BE_ASSIGNED, MAY_BE_NAMED, find_assigned, is_token
+from understudy.redact.assignments import MAY_BE_ASSIGNED, MAY_BE_NAMED, MAY_BE_SHORT, find_assigned, is_token
+from understudy.redact.commands import COMMANDS, Place
 from understudy.redact.heuristics import (
     ANSI,
     GENERIC_PASSWORDS,
     PSEUDONYM,
     is_encoded_example,
     is_example,
-    is_password,
     is_reference,
     looks_random,
 )
 from understudy.redact.private_keys import key_body, key_from, key_until
 from understudy.redact.pseudonyms import SecretKind
+from understudy.redact.surroundings import (
+    CODES_AHEAD,
+    CODES_NEEDLES,
+    FOREIGN_AHEAD,
+    FOREIGN_NEEDLES,
+    SURROUNDINGS,
+    find_codes,
+    find_foreign,
+    find_stored_cookie,
+    find_web_key,
+)
 from understudy.redact.tokens import BROKEN_PREFIXES, broken_token_at
 
 
@@ -75,6 +86,7 @@ _COOKIES = re.compile(r"ookies?\\{0,7}[\"'`\]]?[ \t]{0,4}[:=(]?[ \t]{0,4}(?P<val
 _COOKIE_PAIR = re.compile(
     r"[\w.$%-]{1,80}\\{0,7}[\"']?(?:=|:[ ]?)\\{0,7}[\"']?([\w.~+/%:!|-]{16,4096}={0,2})(?![\w(\[])", re.ASCII
 )
+_COOKIE_VALUE = re.compile(r"ookies?=([\w.~+/%:!|-]{16,4096}={0,2})(?![\w(\[=])", re.ASCII)
 _JAR = re.compile(r"\ttrue\t\d{1,12}\t[^\t\n]{1,100}\t([^\s\0]{16,4096})", re.I)
 _SIGNED = re.compile(r"[?&]sig=([A-Za-z0-9%+/_-]{40,200}=?)")
 _AZURE = re.compile(r"[A-Za-z0-9_.~-]{3}\dQ~[A-Za-z0-9_.~-]{31,34}(?![\w~-])", re.ASCII)
@@ -101,7 +113,13 @@ def _authorization(text: str, position: int) -> Hits:
 
 def _cookies(text: str, position: int) -> Hits:
     match = _COOKIES.match(text, position)
-    return [*_cookie_pairs(text, *match.span("value"), "ookie")] if match else _NONE
+    if match is None:
+        return _NONE
+    hits = [*_cookie_pairs(text, *match.span("value"), "ookie")]
+    own = _COOKIE_VALUE.match(text, position)  # a cookie whose name ends so: `.AspNetCore.Cookies=…`
+    if own is not None and not is_reference(own[1]) and looks_random(own[1]) and not is_encoded_example(own[1]):
+        hits.append(secret_at("cookie", text, *own.span(1)))
+    return hits
 
 
 def _cookie_pairs(text: str, start: int, end: int, needle: str) -> Iterator[SecretMatch]:
@@ -158,17 +176,6 @@ def _marked(mark: bytes, text: str, position: int) -> Hits:
     return (secret_at(rule, text, *match.span()),) if match and not is_reference(match.group()) else _NONE
 
 
-_HOOK_PATH = re.compile(r"webhook\w{0,2}/((?:[\w@-]{1,80}/){0,4}[\w-]{16,80})", re.I | re.ASCII)
-
-
-def _hook_path(text: str, position: int) -> Hits:
-    """Return the random part of the address of a webhook, which is all that protects it."""
-    match = _HOOK_PATH.match(text, position)
-    if match is None or is_reference(match[1]) or not looks_random(match[1]):
-        return _NONE
-    return (secret_at("webhook", text, *match.span(1)),)
-
-
 _ELEMENT_PART = re.compile(r"[^\s\0]{16,4096}")
 _ELEMENT = re.compile(r">\{([^{}<>\n\0]{16,4096})\}</[\w.:-]{0,60}(?i:secret|password|token|key)>")
 
@@ -190,49 +197,26 @@ def _azure_secret(text: str, position: int) -> Hits:
     return (secret_at("azure-secret", text, *match.span()),)
 
 
-# --- command lines, .pgpass, calls that take a user and a password ---------------------------------------
-
-_VALUE = r"""\\{0,7}["']?([^\s"'\\;|&<>\0\x1b]{6,256})"""
-_OF = r"[^\n|;&]{0,160}?[ \t]"
-
-_ARGUMENTS = {
-    b"sshpass": re.compile(rf"sshpass[ \t]{{1,4}}-p[ \t]{{0,2}}{_VALUE}"),
-    b"mysql": re.compile(rf"mysql(?:dump|admin|import|sh)?{_OF}-p{_VALUE}"),
-    b" login ": re.compile(rf" login{_OF}-p[ \t]{{1,4}}{_VALUE}"),
-    b"operator unseal": re.compile(rf"operator unseal[ \t]{{1,4}}{_VALUE}"),
-    b"redis-cli": re.compile(rf"redis-cli{_OF}-a[ \t]{{1,4}}{_VALUE}"),
-    b"auth=(": re.compile(rf"""(?i)auth=\(\s{{0,20}}["'][^"'\n]{{1,64}}["'],\s{{0,20}}{_VALUE}"""),
-    b"networkcredential(": re.compile(
-        rf"""(?i)networkcredential\(\s{{0,20}}["'][^"'\n]{{1,64}}["'],\s{{0,20}}{_VALUE}"""
-    ),
-    b"basicauth(": re.compile(rf"""(?i)basicauth\(\s{{0,20}}["'][^"'\n]{{1,64}}["'],\s{{0,20}}{_VALUE}"""),
-    b":543": re.compile(r"""():543\d(?::[\w*-]{1,64}){2}:([^\s"':\\\0\x1b]{6,128})"""),
-    b":*:": re.compile(r"""():\*(?::[\w*-]{1,64}){2}:([^\s"':\\\0\x1b]{6,128})"""),
-}
-"""Patterns whose last group is a password, by the needle (in lower case) at which they begin."""
-
-_PIPED = re.compile(
-    r"""[\w.-]{1,32}:([^\s"'\\|:\0]{6,128})\\{0,7}["']?[ \t]{0,4}\|[ \t]{0,4}(?:sudo[ \t]{1,4})?$"""
-)
+# --- commands, calls, headers, addresses: the tables of `commands` and `surroundings` --------------------
 
 
-def _argument(needle: bytes, text: str, position: int) -> Hits:
-    match = _ARGUMENTS[needle].match(text, position)
-    return _password(text, *match.span(match.re.groups)) if match else _NONE
-
-
-def _piped(text: str, position: int) -> Hits:
-    """Return the password that is piped into `chpasswd`."""
-    left = max(position - 240, 0)
-    match = _PIPED.search(text[left:position])
-    return _password(text, left + match.start(1), left + match.end(1)) if match else _NONE
-
-
-def _password(text: str, start: int, end: int) -> Hits:
-    value = text[start:end].rstrip(",.)]}")
-    if len(value) < 6 or is_reference(value) or not is_password(value, quoted=False):
+def _at_place(place: Place, pattern: re.Pattern[str], text: str, position: int) -> Hits:
+    """Return the values of the groups of a place's pattern that are secrets."""
+    match = pattern.match(text, position)
+    if match is None:
         return _NONE
-    return (secret_at("command-line", text, start, start + len(value)),)
+    hits: list[SecretMatch] = []
+    for group in range(1, match.re.groups + 1):
+        start, value = match.start(group), (match[group] or "").rstrip(",.)]}")
+        if value and place.accepts(value):
+            hits.append(secret_at(place.rule, text, start, start + len(value)))
+    return hits
+
+
+def _found(
+    rule: str, find: Callable[[str, int], Iterator[tuple[int, int]]], text: str, position: int
+) -> list[SecretMatch]:
+    return [secret_at(rule, text, *span) for span in find(text, position)]
 
 
 # --- what names a person ---------------------------------------------------------------------------------
@@ -543,6 +527,10 @@ def _assigned(text: str, position: int) -> Hits:
     return (secret_at(rule, text, *span),)
 
 
+def _short_name(text: str, position: int) -> Hits:
+    return _assigned(text, position + (text[position] in "_-"))
+
+
 def _broken_token(text: str, position: int) -> Hits:
     token = broken_token_at(text, position)
     return _NONE if token is None else (secret_at(token[2], text, token[0], token[1]),)
@@ -565,10 +553,15 @@ RULES = (
         RedactionRule((mark,), partial(_marked, mark), re.compile(r"-us\d" if mark == b"-us" else ""))
         for mark in _MARKED
     ),
-    RedactionRule((b"webhook",), _hook_path, re.compile(r"webhook\w{0,2}/[\w@-]", re.I)),
     RedactionRule((b">{",), _element),
-    *(RedactionRule((needle,), partial(_argument, needle)) for needle in _ARGUMENTS),
-    RedactionRule((b"chpasswd",), _piped),
+    RedactionRule(
+        CODES_NEEDLES,
+        partial(_found, "recovery-code", find_codes),
+        CODES_AHEAD,
+    ),
+    RedactionRule((b"httponly",), partial(_found, "cookie", find_stored_cookie)),
+    RedactionRule((b"kty",), partial(_found, "private-key", find_web_key)),
+    RedactionRule(FOREIGN_NEEDLES, partial(_found, "assignment", find_foreign), FOREIGN_AHEAD),
     RedactionRule(
         (b"pass", b"pwd", b"secret", b"token", b"key", b"credential", b"auth", b"identified by", b"dockerc"),
         _assigned,
@@ -579,6 +572,7 @@ RULES = (
         _assigned,
         MAY_BE_NAMED,
     ),
+    RedactionRule((b"_sk", b"-sk", b"_pw", b"-pw", b"seed"), _short_name, MAY_BE_SHORT),
     RedactionRule(
         (b"login", b"_pat"),
         _assigned,
@@ -588,6 +582,18 @@ RULES = (
     # `home` must follow a separator of a path, or the end of an escaped one, as in `%2Fhome`.
     RedactionRule((b"home", b"users"), _home_user, re.compile(r"(?<=[/\\\-FCfc])")),
 )
-"""The rules for secrets that are recognised by their context. `tokens` has those that are recognised by their
-form.
+"""The rules for secrets that are recognised by their context, without those of `place_rules`. `tokens` has those
+that are recognised by their form.
 """
+
+
+@cache
+def place_rules() -> tuple[RedactionRule, ...]:
+    """Return a rule for each place of the tables of `commands` and `surroundings`.
+
+    Their patterns are compiled when they are first needed, so that commands start sooner.
+    """
+    places = ((place, re.compile(place.pattern)) for place in (*COMMANDS, *SURROUNDINGS))
+    return tuple(
+        RedactionRule(place.needles, partial(_at_place, place, pattern), pattern) for place, pattern in places
+    )

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from ahocorasick_rs import BytesAhoCorasick, Implementation
 
 from understudy.redact.heuristics import looks_random
-from understudy.redact.rules import RULES, Hits, SecretMatch, secret_at
+from understudy.redact.rules import RULES, Hits, SecretMatch, place_rules, secret_at
 from understudy.redact.tokens import DOTS, LONG_RUN, lead_before, token_starts, tokens_in_run
 
-_TOKENS = len(RULES)
+_TOKENS = 1 << 16
 
 
 class _Trial(NamedTuple):
@@ -35,7 +35,7 @@ class _Trial(NamedTuple):
 
 def _trials() -> dict[bytes, list[_Trial]]:
     trials: dict[bytes, list[_Trial]] = {}
-    for number, rule in enumerate(RULES):
+    for number, rule in enumerate((*RULES, *place_rules())):
         for needle in rule.needles:
             trials.setdefault(needle, []).append(_Trial(number, rule.ahead.match, rule.look))
     for start, pattern in token_starts().items():
@@ -153,7 +153,7 @@ def _candidates(pieces: Sequence[tuple[str, int, int]]) -> list[Candidates]:
     slices = [text[start : end + reach] for text, start, end in pieces]
     begins = [*accumulate((len(one) + 1 for one in slices), initial=0)]
     # One byte a character, so that places are the same. No needle and no run has a NUL in it.
-    small = "\0".join(slices).encode("latin-1", "replace").lower()
+    small = "\0".join(slices).replace("：", ":").encode("latin-1", "replace").lower()
     needles: list[tuple[int, int, _Trial]] = []
     text, moved, limit, last = "", 0, 0, 0
     for needle, start, end in automaton.find_matches_as_indexes(small, overlapping=True):
