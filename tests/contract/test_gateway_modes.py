@@ -310,7 +310,7 @@ async def test_a_head_without_measure_is_refused(tmp_path: Path) -> None:
         writer.write(b"a: " + b"x" * (connections.HEAD_LIMIT + 1))
         refusal = await asyncio.wait_for(reader.read(), 5)
         assert refusal.startswith(b"HTTP/1.1 431 ") and refusal.endswith(
-            b"\r\n\r\nthe headers are too large: expected at most 128, of 65536 bytes; send fewer\n"
+            b"\r\n\r\nthe headers are too large: expected at most 128 with 65536 bytes in all; send fewer\n"
         )
         writer.close()
 

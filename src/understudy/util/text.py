@@ -26,7 +26,7 @@ def visible_line(text: str) -> str:
     return visible(text.strip()).partition("\n")[0]
 
 
-_REASON_CHARACTERS = 400
+_REASON_CHARACTERS = 300
 
 
 def reason_of(error: BaseException) -> str:
@@ -37,10 +37,12 @@ def reason_of(error: BaseException) -> str:
     """
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text = " ".join(visible(str(error)).split())
+    text = " ".join(visible(str(error)).split()).rstrip(".;")
     if isinstance(error, KeyError):
         text = f"the key {text} is missing"
-    return text[:_REASON_CHARACTERS] or type(error).__name__
+    if len(text) > _REASON_CHARACTERS:
+        text = text[: _REASON_CHARACTERS - 1].rstrip() + "…"
+    return text or type(error).__name__
 
 
 def closest(name: str, choices: Iterable[str]) -> str | None:

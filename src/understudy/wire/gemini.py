@@ -362,7 +362,7 @@ def _to_chat(model: str, request: GenerateContentRequest, session: WireSession, 
     parts.
     """
     config = request.generation_config
-    refuse_fields(config, _REFUSED_CONFIG_FIELDS)
+    refuse_fields(config, _REFUSED_CONFIG_FIELDS, "generationConfig.")
     conversation, tool_choice = read_conversation(request)
     thinking = config.thinking_config
     level = thinking.thinking_level if thinking else None

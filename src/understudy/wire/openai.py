@@ -79,13 +79,16 @@ RefusedFields = Mapping[str, tuple[Sequence[object], str]]
 """Unsupported fields, by name: the values that have no effect, and the error for all others."""
 
 
-def refuse_fields(request: Struct, fields: RefusedFields) -> None:
-    """Raise InvalidRequest when a request has one of the fields with a value that would change something."""
+def refuse_fields(request: Struct, fields: RefusedFields, where: str = "") -> None:
+    """Raise InvalidRequest when a request has one of the fields with a value that would change something.
+
+    `where` precedes the name of the field in the error.
+    """
     for name, (harmless, problem) in fields.items():
         value = getattr(request, name)
         if value is not None and value not in harmless:
             shown = f" = {json.dumps(value)[:80]}" if isinstance(value, int | float | str) else ""
-            raise InvalidRequest(f"{sent_name(request, name)}{shown}: {problem}")
+            raise InvalidRequest(f"{where}{sent_name(request, name)}{shown}: {problem}")
 
 
 def sent_name(request: Struct, name: str) -> str:

@@ -441,8 +441,11 @@ class HttpClient:
         await response.read(pieces.append, ERROR_LIMIT)
         body = self._address.redact_bytes(b"".join(pieces))
         kind = NotServedError if response.status >= 500 else BackendError
+        reason = _reason(body)
+        # Our embedded server's reasons end with what to do.
+        remedy = "" if response.status == 400 and "; " in reason else f"; {_remedy(response.status)}"
         return kind(
-            f"{method} {url}: status {response.status}: {_reason(body)}; {_remedy(response.status)}",
+            f"{method} {url}: status {response.status}: {reason}{remedy}",
             status=response.status,
             retry_after_s=retry_after_s(response.headers.get("retry-after")),
             should_retry=_SHOULD_RETRY.get(response.headers.get("x-should-retry", "")),

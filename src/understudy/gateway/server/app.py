@@ -229,10 +229,12 @@ class Gateway:
 
     async def _session(self, request: HttpRequest) -> GatewaySession:
         """Return the session of the request's key. Raises RequestRefused."""
-        session = await self._keys.find_session(request.api_key())
+        key = request.api_key()
+        session = await self._keys.find_session(key)
         if session is None:
+            fault = "invalid API key: no active attempt has it" if key else "missing API key: the request has none"
             message = (
-                f"invalid API key: no active attempt has it, expected one that begins with {PREFIX}; start a new "
+                f"{fault}, expected one that begins with {PREFIX}; start a new "
                 "attempt, or make a key for this gateway: understudy gateway issue NAME"
             )
             raise RequestRefused(Fault(kind="permission", message=message))

@@ -43,8 +43,8 @@ _REFUSALS = {
     b"400 Bad Request": "expected an HTTP/1.1 request, and at most "
     f"{PIPELINE_LIMIT} more before its response; check the client and its proxy",
     b"408 Request Timeout": "the request line and headers did not arrive in time; send the request again",
-    b"431 Request Header Fields Too Large": f"the headers are too large: expected at most {HEADERS_LIMIT}, of "
-    f"{HEAD_LIMIT} bytes; send fewer",
+    b"431 Request Header Fields Too Large": f"the headers are too large: expected at most {HEADERS_LIMIT} "
+    f"with {HEAD_LIMIT} bytes in all; send fewer",
 }
 """What a client is told in plain text, by status, before a request has a dialect."""
 

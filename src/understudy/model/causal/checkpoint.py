@@ -141,7 +141,7 @@ _MISMATCH = {
     "mismatched": "tensors have another shape",
     "unexpected": "the model has no tensors named",
 }
-_USE_VLLM = "serve it with vLLM, and give its address (--backend vllm --base-url http://HOST:PORT/v1)"
+_USE_VLLM = "serve it with vLLM, and name that server: understudy run vllm --base-url http://HOST:PORT/v1"
 """What to do with a model that the embedded server does not support."""
 
 
@@ -218,8 +218,9 @@ def _causal_config(directory: Path) -> Any:
                 "executes; give a model of an architecture that transformers has"
             ) from error
         raise ConfigError(
-            f"{directory / 'config.json'}: invalid or unsupported model: {reason_of(error)}; give a model that "
-            f"transformers {_library.__version__} supports, or install a release that supports this one"
+            f"{directory / 'config.json'}: invalid or unsupported model: {reason_of(error)}; correct the file, "
+            f"give a model that transformers {_library.__version__} supports, or install a release that supports "
+            "this one"
         ) from error
     if type(config) not in _library.AutoModelForCausalLM._model_mapping:
         raise ConfigError(
