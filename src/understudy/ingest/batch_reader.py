@@ -122,38 +122,38 @@ class IngestSummary(Struct):
     redactions: Counter[str] = field(default_factory=Counter[str])
     errors: list[str] = field(default_factory=list[str])
 
-    def add(self, read: BatchResult, seen: set[bytes]) -> set[int]:
-        """Add the counts of a batch, and its ids to `seen`.
+    def add(self, result: BatchResult, known_ids: set[bytes]) -> set[int]:
+        """Add the counts of a batch, and its ids to `known_ids`.
 
-        Returns the positions of states that were in `seen` already.
+        Returns the positions of states that were in `known_ids` already.
         """
-        self.files += read.files
+        self.files += result.files
         for name in ("left_out", "losses", "skipped", "redactions"):
-            mine: Counter[str] = getattr(self, name)
-            mine.update(getattr(read, name))
-        for error in read.errors:
+            totals: Counter[str] = getattr(self, name)
+            totals.update(getattr(result, name))
+        for error in result.errors:
             add_error(self.errors, error)
         dropped: set[int] = set()
-        counted: Counter[Kind] = Counter()
-        for number, (identity, kind) in enumerate(read.states()):
-            if identity in seen:
+        kind_counts: Counter[Kind] = Counter()
+        for number, (identity, kind) in enumerate(result.states()):
+            if identity in known_ids:
                 dropped.add(number)
             else:
-                seen.add(identity)
-                counted[kind] += 1
-        for (_, *names), number in counted.items():
+                known_ids.add(identity)
+                kind_counts[kind] += 1
+        for (_, *names), number in kind_counts.items():
             for name, counter in zip(
                 names, (self.formats, self.roles, self.families, self.fidelities), strict=True
             ):
                 counter[name] += number
-        self.traces += len({kind[0] for kind in counted})
-        self.states += counted.total()
-        self.duplicates += len(dropped) + read.duplicates
+        self.traces += len({kind[0] for kind in kind_counts})
+        self.states += kind_counts.total()
+        self.duplicates += len(dropped) + result.duplicates
         return dropped
 
 
-_UNIT = 8 << 20  # small batches are read together, up to this many bytes in one call
-_LOOK_S = 0.2
+_UNIT_BYTES = 8 << 20  # small batches are read together, up to this many bytes in one call
+_REPORT_EVERY_S = 0.2
 
 Form = Literal["lines", "parquet", "rows"]
 
@@ -187,37 +187,37 @@ def read_batch(batch: LogBatch, job: IngestJob, sink: StateSink | None, tick: Ca
     An unreadable file is counted as skipped; of a file that breaks off, the readable beginning is used. `tick` is
     called after every trace and while states are written, to report progress.
     """
-    start = sink.tell() if sink else 0
+    start_offset = sink.tell() if sink else 0
     files: Sequence[LogFile] = batch.files
     skipped: Counter[str] = Counter()
     broken: Counter[str] = Counter()
     errors: list[str] = []
     last_error: OSError | None = None
     for _ in range(2):
-        read = BatchResult(files=len(files), at=start)
+        result = BatchResult(files=len(files), at=start_offset)
         redactor = None if job.key is None else _redactor(job.key)
         try:
             with garbage_collection_paused():
-                _read_traces(batch.format.read(files), job.selection, sink, redactor, read, tick)
+                _read_traces(batch.format.read(files), job.selection, sink, redactor, result, tick)
         except OSError as error:
             last_error = error
             # Unreadable files are rare, so the batch is read again without them: only reading each file to its end
             # shows which they are.
             if sink:
-                sink.roll_back(start)
+                sink.roll_back(start_offset)
             files = readable_files(files, skipped, broken, errors)
             continue
-        read.skipped.update(skipped)
-        read.losses.update(broken)
-        read.errors = errors
+        result.skipped.update(skipped)
+        result.losses.update(broken)
+        result.errors = errors
         if redactor:
             report = redactor.report
-            read.redactions, read.places, read.unplaced = report.counts, [*report.places()], report.more
-        read.size = sink.tell() - start if sink else 0
-        return read
+            result.redactions, result.places, result.unplaced = report.counts, [*report.places()], report.more
+        result.size = sink.tell() - start_offset if sink else 0
+        return result
     if last_error is not None and not errors:
         add_error(errors, last_error)  # each file can be read, but what it holds is damaged
-    return BatchResult(skipped=Counter(unreadable_file=len(batch.files)), errors=errors, at=start)
+    return BatchResult(skipped=Counter(unreadable_file=len(batch.files)), errors=errors, at=start_offset)
 
 
 def _redactor(key: bytes) -> Redactor:
@@ -233,40 +233,40 @@ def _read_traces(
     selection: StateSelection,
     sink: StateSink | None,
     redactor: Redactor | None,
-    read: BatchResult,
+    result: BatchResult,
     tick: Callable[[], None],
 ) -> None:
-    seen: set[bytes] = set()
+    seen_ids: set[bytes] = set()
     kinds: dict[Kind, int] = {}
-    of = array("I")
+    kind_of_state = array("I")
     ids = bytearray()
     for number, trace in enumerate(traces):
         tick()
         if trace.losses:
-            read.losses.update(trace.losses)
+            result.losses.update(trace.losses)
         identity_of, turns = state_ids_of(trace.trace_id), trace.turns
-        turns_wanted: list[int] = []
+        selected: list[int] = []
         # a cache: most turns of a trace have the same model and fidelity
         kind_numbers: dict[tuple[str | None, str], int] = {}
-        for index in _selected_turns(trace, selection, read.left_out):
+        for index in _selected_turns(trace, selection, result.left_out):
             turn = turns[index]
             identity = identity_of(turn.message_id)
-            if identity in seen:
-                read.duplicates += 1
+            if identity in seen_ids:
+                result.duplicates += 1
                 continue
-            seen.add(identity)
-            turns_wanted.append(index)
+            seen_ids.add(identity)
+            selected.append(index)
             ids += identity
             kind_number = kind_numbers.get((turn.model, turn.fidelity))
             if kind_number is None:
                 kind = (number, trace.format, trace.role, model_family(turn.model) or "unknown", turn.fidelity)
                 kind_number = kind_numbers[turn.model, turn.fidelity] = kinds.setdefault(kind, len(kinds))
-            of.append(kind_number)
-        if sink and turns_wanted:
+            kind_of_state.append(kind_number)
+        if sink and selected:
             trace.renderer = RenderCache(trace.renderer)
             annotate(trace)
-            sink.write_turns(redact_trace(trace, redactor) if redactor else trace, turns_wanted, tick)
-    read.ids, read.kinds, read.of = bytes(ids), list(kinds), of.tobytes()
+            sink.write_turns(redact_trace(trace, redactor) if redactor else trace, selected, tick)
+    result.ids, result.kinds, result.of = bytes(ids), list(kinds), kind_of_state.tobytes()
 
 
 def _selected_turns(trace: Trace, selection: StateSelection, left_out: Counter[str]) -> Iterable[int]:
@@ -284,36 +284,38 @@ def _selected_turns(trace: Trace, selection: StateSelection, left_out: Counter[s
     if since is None or reason is not None:
         left_out += Counter({str(reason): len(turns)})
         return ()
-    moments = [timestamp_seconds(turn.timestamp) for turn in turns]
-    wanted = [index for index, moment in enumerate(moments) if moment is not None and moment >= since]
-    undated = moments.count(None)
-    left_out += Counter(undated=undated, earlier=len(moments) - len(wanted) - undated)
-    return wanted
+    times = [timestamp_seconds(turn.timestamp) for turn in turns]
+    selected = [index for index, time_s in enumerate(times) if time_s is not None and time_s >= since]
+    undated = times.count(None)
+    left_out += Counter(undated=undated, earlier=len(times) - len(selected) - undated)
+    return selected
 
 
-_ROOM = 32 << 20
+_CACHED_CHARACTERS = 32 << 20
 
 
 class RenderCache:
     """Wraps a renderer and caches the messages of one trace's node bodies.
 
     Cache keys are the `id()` of the bodies, which is safe because the trace's nodes keep them alive. Caching stops
-    after about `_ROOM` characters, so that a long trace does not take more memory.
+    after about `_CACHED_CHARACTERS`, so that a long trace does not take more memory.
     """
 
     def __init__(self, renderer: TraceRenderer) -> None:
         self._renderer = renderer
         self._messages: dict[int, list[Message]] = {}
-        self._room = _ROOM
+        self._remaining_characters = _CACHED_CHARACTERS
 
     def history(self, body: Any) -> list[Message]:
         """Return the messages of a node. They are shared with the cache: do not change them."""
         messages = self._messages.get(id(body))
         if messages is None:
             messages = self._renderer.history(body)
-            if self._room > 0:
+            if self._remaining_characters > 0:
                 self._messages[id(body)] = messages
-                self._room -= 1000 + sum(len(text_of(message.get("content"))) for message in messages)
+                self._remaining_characters -= 1000 + sum(
+                    len(text_of(message.get("content"))) for message in messages
+                )
         return messages
 
     def action(self, bodies: Sequence[Any]) -> TurnAction:
@@ -335,73 +337,81 @@ def read_batches(
     Raises ConfigError when a file cannot be written or a worker process is killed.
     """
     units = list(_units(batches))
-    work = [(unit, job, directory / f"part-{at}" if directory else None) for at, unit in enumerate(units)]
+    unit_jobs = [
+        (unit, job, directory / f"part-{number}" if directory else None) for number, unit in enumerate(units)
+    ]
     jobs = min(jobs, len(units))
-    done = _in_processes(work, jobs, progress, report) if jobs > 1 else _here(work, progress, report)
-    for (_, _, part), reads in zip(work, done, strict=True):
-        for one in reads:
-            yield one, part
-        if part is not None:
-            _remove(part)
+    results_of_units = (
+        _in_processes(unit_jobs, jobs, progress, report)
+        if jobs > 1
+        else _in_this_process(unit_jobs, progress, report)
+    )
+    for (_, _, part_file), results in zip(unit_jobs, results_of_units, strict=True):
+        for result in results:
+            yield result, part_file
+        if part_file is not None:
+            _remove(part_file)
 
 
-_Work = tuple[Sequence[LogBatch], IngestJob, Path | None]
-"""What one call of `_work` reads, how, and the file or directory that it writes the states to."""
+_UnitJob = tuple[Sequence[LogBatch], IngestJob, Path | None]
+"""What one call of `_read_unit` reads, how, and the file or directory that it writes the states to."""
 
 
-def _here(
-    work: Sequence[_Work], progress: IngestProgress, report: ProgressCallback
+def _in_this_process(
+    unit_jobs: Sequence[_UnitJob], progress: IngestProgress, report: ProgressCallback
 ) -> Generator[list[BatchResult]]:
-    following = 0.0
-    written = 0
-    for unit, job, part in work:
+    next_report_at = 0.0
+    written_bytes = 0
+    for unit, job, part_file in unit_jobs:
 
-        def tick(part: Path | None = part, written: int = written) -> None:
-            nonlocal following
-            if time.monotonic() > following:
-                following = time.monotonic() + _LOOK_S
-                progress.written = written + _grown(part)
+        def tick(part_file: Path | None = part_file, written_bytes: int = written_bytes) -> None:
+            nonlocal next_report_at
+            if time.monotonic() > next_report_at:
+                next_report_at = time.monotonic() + _REPORT_EVERY_S
+                progress.written = written_bytes + _file_bytes(part_file)
                 report(progress)
 
-        def done(batch: LogBatch) -> None:
+        def count_batch(batch: LogBatch) -> None:
             progress.read += len(batch.files)
 
-        reads = _work(unit, job, part, tick, done)
-        written += _grown(part)
-        yield reads
+        results = _read_unit(unit, job, part_file, tick, count_batch)
+        written_bytes += _file_bytes(part_file)
+        yield results
 
 
 def _in_processes(
-    work: Sequence[_Work], jobs: int, progress: IngestProgress, report: ProgressCallback
+    unit_jobs: Sequence[_UnitJob], jobs: int, progress: IngestProgress, report: ProgressCallback
 ) -> Generator[list[BatchResult]]:
-    others = set(multiprocessing.active_children())
+    earlier_children = set(multiprocessing.active_children())
     # Use "spawn": forking a process that has threads may deadlock.
     context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin)
+    executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent)
     try:
-        waiting: dict[Future[list[BatchResult]], int] = {}
+        pending: dict[Future[list[BatchResult]], int] = {}
         # Only this process handles Ctrl-C: the workers inherit the blocked signal, and are terminated below.
         with signals_blocked(signal.SIGINT):
-            for at in sorted(range(len(work)), key=lambda at: -_size(work[at][0])):
-                waiting[executor.submit(_work, *work[at])] = at
-        done: dict[int, list[BatchResult]] = {}
-        following = written = 0
-        while following < len(work):
-            if following in done:
-                yield done.pop(following)
-                following += 1
+            for number in sorted(range(len(unit_jobs)), key=lambda number: -_unit_bytes(unit_jobs[number][0])):
+                pending[executor.submit(_read_unit, *unit_jobs[number])] = number
+        finished: dict[int, list[BatchResult]] = {}
+        next_number = written_bytes = 0
+        while next_number < len(unit_jobs):
+            if next_number in finished:
+                yield finished.pop(next_number)
+                next_number += 1
                 continue
-            ended, _ = wait(waiting, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-            for future in ended:
-                at = waiting.pop(future)
-                unit, _, part = work[at]
-                done[at] = future.result()
-                written += _grown(part)
+            completed, _ = wait(pending, timeout=_REPORT_EVERY_S, return_when=FIRST_COMPLETED)
+            for future in completed:
+                number = pending.pop(future)
+                unit, _, part_file = unit_jobs[number]
+                finished[number] = future.result()
+                written_bytes += _file_bytes(part_file)
                 progress.read += sum(len(batch.files) for batch in unit)
-            progress.written = written + sum(_grown(work[at][2]) for at in waiting.values())
+            progress.written = written_bytes + sum(
+                _file_bytes(unit_jobs[number][2]) for number in pending.values()
+            )
             report(progress)
     except BaseException as error:
-        for child in set(multiprocessing.active_children()) - others:
+        for child in set(multiprocessing.active_children()) - earlier_children:
             child.terminate()
         if isinstance(error, BrokenProcessPool):
             raise ConfigError(
@@ -413,35 +423,35 @@ def _in_processes(
         executor.shutdown(cancel_futures=True)
 
 
-def _begin() -> None:
+def _end_with_parent() -> None:
     """Initialise a worker process: start a thread that ends it when its parent process dies."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
 
-    def follow() -> None:
+    def wait_for_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=follow, daemon=True).start()
+    threading.Thread(target=wait_for_parent, daemon=True).start()
 
 
-def _work(
+def _read_unit(
     unit: Sequence[LogBatch],
     job: IngestJob,
-    part: Path | None,
+    part_file: Path | None,
     tick: Callable[[], None] = lambda: None,
-    done: Callable[[LogBatch], None] = lambda _: None,
+    count_batch: Callable[[LogBatch], None] = lambda _: None,
 ) -> list[BatchResult]:
-    reads: list[BatchResult] = []
-    with closing(_sink(job.form, part)) if part and job.form else nullcontext() as sink:
+    results: list[BatchResult] = []
+    with closing(_sink(job.form, part_file)) if part_file and job.form else nullcontext() as sink:
         for batch in unit:
-            reads.append(read_batch(batch, job, sink, tick))
-            done(batch)
-    return reads
+            results.append(read_batch(batch, job, sink, tick))
+            count_batch(batch)
+    return results
 
 
-def _sink(form: Form, part: Path) -> StateSink:
+def _sink(form: Form, part_file: Path) -> StateSink:
     """Return the writer of a part file."""
     # Imported here because it imports the store, which takes longer than counting the states of many logs.
     from understudy.ingest import state_files
@@ -451,47 +461,47 @@ def _sink(form: Form, part: Path) -> StateSink:
         "parquet": state_files.ParquetSink,
         "rows": state_files.SpoolSink,
     }
-    return sinks[form](part)
+    return sinks[form](part_file)
 
 
 def _units(batches: Iterable[LogBatch]) -> Iterator[list[LogBatch]]:
     """Yield the batches grouped into units of work: neighbouring small batches are read in one call."""
     unit: list[LogBatch] = []
-    size = 0
+    unit_bytes = 0
     for batch in batches:
-        more = _size([batch])
-        if unit and size + more > _UNIT:
+        batch_bytes = _unit_bytes([batch])
+        if unit and unit_bytes + batch_bytes > _UNIT_BYTES:
             yield unit
-            unit, size = [], 0
+            unit, unit_bytes = [], 0
         unit.append(batch)
-        size += more
+        unit_bytes += batch_bytes
     if unit:
         yield unit
 
 
-def _size(unit: Iterable[LogBatch]) -> int:
+def _unit_bytes(unit: Iterable[LogBatch]) -> int:
     return sum(file.size for batch in unit for file in batch.files)
 
 
-def _grown(part: Path | None) -> int:
+def _file_bytes(part_file: Path | None) -> int:
     try:
-        return part.stat().st_size if part else 0
+        return part_file.stat().st_size if part_file else 0
     except FileNotFoundError:
         return 0
 
 
-def _remove(part: Path) -> None:
-    if part.is_dir():
-        shutil.rmtree(part)
+def _remove(part_file: Path) -> None:
+    if part_file.is_dir():
+        shutil.rmtree(part_file)
     else:
-        part.unlink(missing_ok=True)
+        part_file.unlink(missing_ok=True)
 
 
 @contextmanager
 def signals_blocked(*signals: signal.Signals) -> Generator[None]:
     """Block these signals inside the `with` block; signals that arrive meanwhile are delivered after it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)

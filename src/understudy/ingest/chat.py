@@ -8,14 +8,14 @@ from typing import Any
 from understudy.ingest.json_values import first_string, items, mapping, string
 from understudy.ingest.trace import Message, tool_call
 
-_NAMES = {
+_ROLE_ALIASES = {
     "system": ("system", "developer"),
     "user": ("user", "human"),
     "assistant": ("assistant", "ai", "model"),
     "tool": ("tool", "function"),
 }
-ROLES = {name: role for role, names in _NAMES.items() for name in names}
-_TEXTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal"})
+ROLES = {name: role for role, names in _ROLE_ALIASES.items() for name in names}
+_TEXT_TYPES = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal"})
 
 
 def chat(raw: Any, losses: Counter[str]) -> Message | None:
@@ -25,25 +25,25 @@ def chat(raw: Any, losses: Counter[str]) -> Message | None:
     Thinking becomes `reasoning_content`; if the log has thinking blocks without text, `thinking_hidden` is True.
     What cannot be interpreted is counted in `losses`.
     """
-    source = mapping(raw)
-    role = ROLES.get(str(source.get("role")))
+    fields = mapping(raw)
+    role = ROLES.get(str(fields.get("role")))
     if role is None:
-        losses["not_a_message" if not source else "unknown_role"] += 1
+        losses["not_a_message" if not fields else "unknown_role"] += 1
         return None
-    text = content(source.get("content"), losses)
+    text = content(fields.get("content"), losses)
     if role == "assistant":
-        text = text or string(source.get("refusal"))
-        blocks = items(source.get("thinking_blocks"))
-        thinking = first_string(source, "reasoning_content", "reasoning") or thinking_text(blocks)
-        return response_message(text, calls(source.get("tool_calls"), losses), thinking, hidden=bool(blocks))
+        text = text or string(fields.get("refusal"))
+        blocks = items(fields.get("thinking_blocks"))
+        thinking = first_string(fields, "reasoning_content", "reasoning") or thinking_text(blocks)
+        return response_message(text, calls(fields.get("tool_calls"), losses), thinking, hidden=bool(blocks))
     if role != "tool":
         return {"role": role, "content": text}
-    call_id = string(source.get("tool_call_id")) or next(map(string, items(source.get("tool_call_ids"))), None)
+    call_id = string(fields.get("tool_call_id")) or next(map(string, items(fields.get("tool_call_ids"))), None)
     if call_id is None:
         # Without an id it is unknown which call this is the result of, so it becomes a user message.
         losses["result_without_id"] += 1
         return {"role": "user", "content": text}
-    return result_message(call_id, text or "", is_error=source.get("is_error") is True)
+    return result_message(call_id, text or "", is_error=fields.get("is_error") is True)
 
 
 def response_message(
@@ -77,19 +77,19 @@ def calls(raw: Any, losses: Counter[str]) -> list[dict[str, Any]]:
     They may be in OpenAI's form or `{id, name, arguments}`.
     """
     tool_calls: list[dict[str, Any]] = []
-    for at, entry in enumerate(items(raw)):
+    for index, entry in enumerate(items(raw)):
         call = mapping(entry)
         function = mapping(call.get("function")) or call
-        title = string(function.get("name"))
-        if title is None:
+        name = string(function.get("name"))
+        if name is None:
             losses["unknown_call"] += 1
             continue
         call_id = first_string(call, "id", "call_id")
         if call_id is None:
             losses["call_without_id"] += 1
-            call_id = f"call_{at}"
+            call_id = f"call_{index}"
         arguments = function.get("arguments")
-        tool_calls.append(tool_call(call_id, title, {} if arguments is None else arguments))
+        tool_calls.append(tool_call(call_id, name, {} if arguments is None else arguments))
     return tool_calls
 
 
@@ -112,7 +112,7 @@ def _parts(entry: Any, losses: Counter[str]) -> list[dict[str, Any]]:
         return [{"type": "text", "text": entry}]
     part = mapping(entry)
     kind = str(part.get("type"))
-    part_text = part.get("text") if kind in _TEXTS or "type" not in part else None
+    part_text = part.get("text") if kind in _TEXT_TYPES or "type" not in part else None
     if kind == "refusal":
         part_text = part.get("refusal", part_text)
     if isinstance(part_text, str):
@@ -132,8 +132,8 @@ def _images(part: dict[str, Any]) -> list[str | None]:
     source = mapping(part.get("source"))
     if data := string(source.get("data")):
         return [f"data:{source.get('media_type') or 'image/png'};base64,{data}"]
-    media = source.get("media_type")
-    if part.get("type") == "image" or (isinstance(media, str) and media.startswith("image/")):
+    media_type = source.get("media_type")
+    if part.get("type") == "image" or (isinstance(media_type, str) and media_type.startswith("image/")):
         return [string(source.get("url")) or string(source.get("path"))]
     return []
 
@@ -149,7 +149,7 @@ def blocks(role: str, raw: Any, losses: Counter[str]) -> list[Message]:
     parts: list[Any] = []
     results: list[Message] = []
     tool_calls: list[dict[str, Any]] = []
-    thoughts: list[Any] = []
+    thinking_blocks: list[Any] = []
     for entry in items(raw):
         block = mapping(entry)
         kind = block.get("type")
@@ -162,8 +162,10 @@ def blocks(role: str, raw: Any, losses: Counter[str]) -> list[Message]:
         elif kind == "tool_use":
             tool_calls.extend(calls([{**block, "arguments": block.get("input") or {}}], losses))
         elif kind in ("thinking", "redacted_thinking"):
-            thoughts.append(block)
+            thinking_blocks.append(block)
         else:
             parts.append(entry)
-    message = response_message(content(parts, losses), tool_calls, thinking_text(thoughts), hidden=bool(thoughts))
+    message = response_message(
+        content(parts, losses), tool_calls, thinking_text(thinking_blocks), hidden=bool(thinking_blocks)
+    )
     return results + ([{**message, "role": role}] if len(message) > 2 or message["content"] else [])

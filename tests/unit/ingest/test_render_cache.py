@@ -48,7 +48,7 @@ def test_signals_states_and_the_store_render_a_node_once() -> None:
 
 
 def test_the_render_cache_is_bounded_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_reader, "_ROOM", 5000)
+    monkeypatch.setattr(batch_reader, "_CACHED_CHARACTERS", 5000)
     counting = Counting(PlainRenderer())
     remembering = RenderCache(counting)
     bodies = [{"role": "user", "content": "x" * 3000} for _ in range(5)]

@@ -204,7 +204,7 @@ def test_a_bad_line_is_counted_and_all_other_states_are_unchanged(monkeypatch: p
     whole = log.data().splitlines(keepends=True)
     expected = {key: outline(state) for key, state in by_message(*read(log)).items()}
     for piece in (64, 1000, 1 << 16):
-        monkeypatch.setattr(records, "_PIECE", piece)
+        monkeypatch.setattr(records, "_READ_BYTES", piece)
         for at in (0, 1, len(whole) // 2, len(whole)):
             traces = of(b"".join([*whole[:at], b"{broken\n", *whole[at:]]))
             assert counted(traces) == {"bad-json": 1}
@@ -216,7 +216,7 @@ def test_a_line_that_is_too_long_is_left_out_whatever_surrounds_it(monkeypatch: 
     long = b'{"type":"user","uuid":"long","x":"' + b"y" * 9000 + b'"}\n'
     monkeypatch.setattr(records, "MAX_LINE_BYTES", 4000)
     for piece in (64, 512, 3000):
-        monkeypatch.setattr(records, "_PIECE", piece)
+        monkeypatch.setattr(records, "_READ_BYTES", piece)
         for at in (0, 3, len(whole)):
             for end in (long, long[:-1] if at == len(whole) else long):
                 traces = of(b"".join([*whole[:at], end, *whole[at:]]))

@@ -20,8 +20,8 @@ from understudy.ingest.claude_code.versions import VersionBehaviour
 from understudy.ingest.json_values import items, mapping, string
 
 _WRAPPED = re.compile(r"^<system-reminder>\n?([\s\S]*?)\n?</system-reminder>$")
-_APART = "remote_session_change"
-_CONTEXT = frozenset(("instructions", "session_context", _APART))
+_SEPARATE_KIND = "remote_session_change"
+_CONTEXT = frozenset(("instructions", "session_context", _SEPARATE_KIND))
 _FILES = frozenset(("directory", "file", "nested_memory"))
 
 Parts = Sequence[str | ClaudeBlock]
@@ -112,13 +112,13 @@ def sent_attachment(attachment: Raw, rendered: Raw, behaviour: VersionBehaviour)
                 parts = _invoked_skills(fields, behaviour)
             else:
                 sent = _TEXTS[kind](fields)
-                parts = [reminder(one) for one in ([sent] if isinstance(sent, str) else sent)]
+                parts = [reminder(text) for text in ([sent] if isinstance(sent, str) else sent)]
         except (AttributeError, KeyError, TypeError, ValueError):
             return SentAttachment(note=UNKNOWN)
     if parts is None:
         return SentAttachment(note=UNKNOWN)
     with_reminder = (
-        kind == "file" and behaviour.adds_to_files and not any(isinstance(p, ClaudeBlock) for p in parts)
+        kind == "file" and behaviour.adds_to_files and not any(isinstance(part, ClaudeBlock) for part in parts)
     )
     note = NOT_LOGGED if with_reminder else None
     return _sent(fields, kind, parts, note, behaviour)
@@ -148,7 +148,7 @@ def _sent(
         note,
         string(fields.get("toolUseID")),
         amid_users=users,
-        is_apart=kind == _APART,
+        is_apart=kind == _SEPARATE_KIND,
         is_queued=kind == "queued_command",
     )
 
@@ -213,14 +213,15 @@ def _file(fields: dict[str, Any], behaviour: VersionBehaviour) -> Parts | None:
     if content.get("type") == "image" and isinstance(file.get("base64"), str):
         source = {"type": "base64", "media_type": file.get("type") or "image/png", "data": file["base64"]}
         return [call, _image(source)]
-    read, first = file.get("content"), file.get("startLine")
-    if content.get("type") != "text" or not isinstance(read, str) or fields.get("truncated"):
+    text, start_line = file.get("content"), file.get("startLine")
+    if content.get("type") != "text" or not isinstance(text, str) or fields.get("truncated"):
         return None
     warning = program_texts.MALWARE if behaviour.warns_of_files else ""
-    line = "{}\t{}" if behaviour.numbers_with_tab else "{:>6}→{}"
-    lines = read.replace("\r\n", "\n").split("\n") if read else []
+    line_format = "{}\t{}" if behaviour.numbers_with_tab else "{:>6}→{}"
+    lines = text.replace("\r\n", "\n").split("\n") if text else []
     numbered = (
-        line.format(number, one) for number, one in enumerate(lines, first if isinstance(first, int) else 1)
+        line_format.format(number, line)
+        for number, line in enumerate(lines, start_line if isinstance(start_line, int) else 1)
     )
     return [call, reminder("Result of calling the Read tool:\n" + "\n".join(numbered) + warning)]
 
@@ -237,18 +238,21 @@ def _directory(fields: dict[str, Any]) -> list[str]:
 
 def _agents(fields: dict[str, Any]) -> str:
     initial = fields.get("isInitial")
-    first = "Available agent types" if initial else "New agent types are now available"
-    parts: list[str] = []
+    heading = "Available agent types" if initial else "New agent types are now available"
+    paragraphs: list[str] = []
     if added := fields.get("addedLines"):
-        parts.append(f"{first} for the Agent tool:\n" + "\n".join(added))
+        paragraphs.append(f"{heading} for the Agent tool:\n" + "\n".join(added))
     if removed := fields.get("removedTypes"):
-        parts.append("The following agent types are no longer available:\n" + "\n".join(f"- {x}" for x in removed))
+        paragraphs.append(
+            "The following agent types are no longer available:\n"
+            + "\n".join(f"- {agent_type}" for agent_type in removed)
+        )
     if initial and fields.get("showConcurrencyNote"):
-        parts.append(
+        paragraphs.append(
             "When you launch multiple agents for independent work, send them in a single message with multiple "
             "tool uses so they run concurrently."
         )
-    return "\n\n".join(parts)
+    return "\n\n".join(paragraphs)
 
 
 def _skills(fields: dict[str, Any]) -> str | list[str]:
@@ -291,14 +295,14 @@ def _session_context(fields: dict[str, Any]) -> str:
 
 
 def _environment(fields: dict[str, Any]) -> str:
-    seen = fields["snapshot"]
-    if seen["isWorktree"] or seen["additionalWorkingDirectories"]:
-        raise program_texts.unsupported("environment", seen, "no worktree and no additional directories")
+    snapshot = fields["snapshot"]
+    if snapshot["isWorktree"] or snapshot["additionalWorkingDirectories"]:
+        raise program_texts.unsupported("environment", snapshot, "no worktree and no additional directories")
     return (
         "# Environment\nYou have been invoked in the following environment: \n"
-        f" - Primary working directory: {seen['workingDirectory']}\n"
-        f" - Is a git repository: {str(seen['isGitRepo']).lower()}\n - Platform: {seen['platform']}\n"
-        f" - Shell: {seen['shell']}\n - OS Version: {seen['osVersion']}"
+        f" - Primary working directory: {snapshot['workingDirectory']}\n"
+        f" - Is a git repository: {str(snapshot['isGitRepo']).lower()}\n - Platform: {snapshot['platform']}\n"
+        f" - Shell: {snapshot['shell']}\n - OS Version: {snapshot['osVersion']}"
     )
 
 
@@ -363,27 +367,31 @@ def _task_status(fields: dict[str, Any]) -> str:
 
 _TEXTS: dict[str, Callable[[dict[str, Any]], str | list[str]]] = {
     "agent_listing_delta": _agents,
-    "critical_system_reminder": lambda a: a["content"],
-    "date": lambda a: f"Today's date is {a['date']}.",
-    "date_change": lambda a: (
-        f"The date has changed. Today's date is now {a['newDate']}. DO NOT mention this to the user explicitly "
-        "because they are already aware."
+    "critical_system_reminder": lambda fields: fields["content"],
+    "date": lambda fields: f"Today's date is {fields['date']}.",
+    "date_change": lambda fields: (
+        f"The date has changed. Today's date is now {fields['newDate']}. DO NOT mention this to the user "
+        "explicitly because they are already aware."
     ),
     "directory": _directory,
     "edited_text_file": _edited_file,
     "environment": _environment,
     "hook_additional_context": _hook_context,
     "hook_blocking_error": _hook_error,
-    "hook_stopped_continuation": lambda a: f"{a['hookName']} hook stopped continuation: {a['message']}",
+    "hook_stopped_continuation": lambda fields: (
+        f"{fields['hookName']} hook stopped continuation: {fields['message']}"
+    ),
     "hook_success": _hook_success,
     "instructions": _instructions,
-    "model": lambda a: a["text"],
-    "nested_memory": lambda a: f"Contents of {a['content']['path']}:\n\n{a['content']['content']}",
-    "opened_file_in_ide": lambda a: (
-        f"The user opened the file {a['filename']} in the IDE. This may or may not be related to the current task."
+    "model": lambda fields: fields["text"],
+    "nested_memory": lambda fields: f"Contents of {fields['content']['path']}:\n\n{fields['content']['content']}",
+    "opened_file_in_ide": lambda fields: (
+        f"The user opened the file {fields['filename']} in the IDE. This may or may not be related to the "
+        "current task."
     ),
-    "plan_file_reference": lambda a: (
-        f"A plan file exists from plan mode at: {a['planFilePath']}\n\nPlan contents:\n\n{a['planContent']}\n\n"
+    "plan_file_reference": lambda fields: (
+        f"A plan file exists from plan mode at: {fields['planFilePath']}\n\nPlan contents:\n\n"
+        f"{fields['planContent']}\n\n"
         "If this plan is relevant to the current work and not already complete, continue working on it."
     ),
     "remote_session_change": _attribution,
@@ -391,8 +399,10 @@ _TEXTS: dict[str, Callable[[dict[str, Any]], str | list[str]]] = {
     "session_context": _session_context,
     "skill_listing": _skills,
     "task_status": _task_status,
-    "token_usage": lambda a: f"Token usage: {a['used']}/{a['total']}; {a['remaining']} remaining",
-    "total_tokens_reminder": lambda a: a["text"],
+    "token_usage": lambda fields: (
+        f"Token usage: {fields['used']}/{fields['total']}; {fields['remaining']} remaining"
+    ),
+    "total_tokens_reminder": lambda fields: fields["text"],
 }
 
 _NOT_SENT_TEXT = """

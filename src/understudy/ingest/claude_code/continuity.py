@@ -54,17 +54,19 @@ class _LostOnPath(Struct, frozen=True):
     response after the first of them (None if the path ends with it).
     """
 
-    any: bool = False
+    has_calls: bool = False
     lost_bytes: int = 0
-    behind: ClaudeResponse | None = None
+    next_response: ClaudeResponse | None = None
 
-    def then(self, response: ClaudeResponse, lost_bytes: int | None) -> _LostOnPath:
+    def with_response(self, response: ClaudeResponse, lost_bytes: int | None) -> _LostOnPath:
         """Return the same for the path with one more response, of which so much would be lost (None: nothing)."""
-        behind = response if self.any and self.behind is None else self.behind
-        return _LostOnPath(self.any or lost_bytes is not None, self.lost_bytes + (lost_bytes or 0), behind)
+        next_response = response if self.has_calls and self.next_response is None else self.next_response
+        return _LostOnPath(
+            self.has_calls or lost_bytes is not None, self.lost_bytes + (lost_bytes or 0), next_response
+        )
 
 
-_NOTHING_LOST = _LostOnPath()
+_LOST_NOTHING = _LostOnPath()
 
 
 _usage = msgspec.json.Decoder(PromptUsage).decode
@@ -77,8 +79,8 @@ class Continuity:
         self._results: list[ClaudeRecord] = []  # since the last prompt
         self._lost_bytes: dict[str, int] = {}  # by key of a response: what a resume would lose of it
         # A path is summed up once, so that a session takes linear time, and not its length for each prompt.
-        self._on_path: dict[int, _LostOnPath] = {}  # by the last node of the path
-        self._summed: set[str] = set()  # keys of the responses on these paths
+        self._lost_by_node: dict[int, _LostOnPath] = {}  # by the last node of the path
+        self._summed_keys: set[str] = set()  # keys of the responses on these paths
 
     def add_result(self, record: ClaudeRecord) -> None:
         """Record a record with results of calls."""
@@ -91,8 +93,8 @@ class Continuity:
         self._forget_paths()
 
     def _forget_paths(self) -> None:
-        self._on_path.clear()
-        self._summed.clear()
+        self._lost_by_node.clear()
+        self._summed_keys.clear()
 
     def add_prompt(
         self,
@@ -105,34 +107,34 @@ class Continuity:
         """
         if self._results:
             for result in tree.results_beside(record, self._results, by_uuid):
-                for call in tree.result_ids(result):
-                    if (response := calls.get(call)) is not None:
+                for call_id in tree.result_ids(result):
+                    if (response := calls.get(call_id)) is not None:
                         lost_before = self._lost_bytes.get(response.key, 0)
                         self._lost_bytes[response.key] = lost_before + text_bytes(result)
-                        if response.key in self._summed:  # a result that came after a later prompt
+                        if response.key in self._summed_keys:  # a result that came after a later prompt
                             self._forget_paths()
         self._results.clear()
 
     def is_doubtful(self, nodes: Sequence[TraceNode], node: int) -> bool:
         """Return whether a response at `node` may be the first one after a resume that is not logged."""
         response = response_of(nodes[node].body)
-        if not self._lost_bytes or response is None or _is_programs_own(response.records[0]):
+        if not self._lost_bytes or response is None or _is_synthetic(response.records[0]):
             return False
-        above = nodes[node].parent
+        ancestor = nodes[node].parent
         prompts: list[ClaudeRecord] = []
-        while above >= 0 and (sent := tree.sent_record(nodes[above].body)) is not None:
+        while ancestor >= 0 and (sent := tree.sent_record(nodes[ancestor].body)) is not None:
             if tree.result_ids(sent.record):
                 break
             if sent.record.type == "user" and sent.record.sourceToolUseID is None:
                 prompts.append(sent.record)
-            above = nodes[above].parent
+            ancestor = nodes[ancestor].parent
         if not prompts:
             return False
-        lost = self._lost_on_path(nodes, above)
+        lost = self._lost_on_path(nodes, ancestor)
         if not lost.lost_bytes:
             return False  # a compaction or a rewind removed the calls that a resume would lose
-        last, added_bytes = _end_of_path(nodes, above)
-        usage, usage_before, usage_after = map(usage_of, (response, last, lost.behind))
+        last_response, added_bytes = _end_of_path(nodes, ancestor)
+        usage, usage_before, usage_after = map(usage_of, (response, last_response, lost.next_response))
         if usage is None or usage_before is None or usage_after is None:
             return True
         # A prompt that was stopped may already have put the beginning of a resumed session into the cache.
@@ -142,34 +144,34 @@ class Continuity:
         if any(map(tree.has_image, prompts)):
             return True
         added_bytes += sum(map(text_bytes, prompts))
-        most_added = added_bytes / FEWEST_BYTES_PER_TOKEN + ADDED_TOKENS[bool(bytes(prompts[0].todos))]
-        grown = usage.prompt_tokens() - usage_before.prompt_tokens()
-        return grown <= most_added - lost.lost_bytes / MOST_BYTES_PER_TOKEN
+        most_added_tokens = added_bytes / FEWEST_BYTES_PER_TOKEN + ADDED_TOKENS[bool(bytes(prompts[0].todos))]
+        added_tokens = usage.prompt_tokens() - usage_before.prompt_tokens()
+        return added_tokens <= most_added_tokens - lost.lost_bytes / MOST_BYTES_PER_TOKEN
 
-    def _lost_on_path(self, nodes: Sequence[TraceNode], at: int) -> _LostOnPath:
-        """Return what a resume would lose of the path to `at`."""
-        way: list[int] = []
-        while at >= 0 and at not in self._on_path:
-            way.append(at)
-            at = nodes[at].parent
-        lost = self._on_path[at] if at >= 0 else _NOTHING_LOST
-        for node in reversed(way):
+    def _lost_on_path(self, nodes: Sequence[TraceNode], tip: int) -> _LostOnPath:
+        """Return what a resume would lose of the path to `tip`."""
+        unvisited: list[int] = []
+        while tip >= 0 and tip not in self._lost_by_node:
+            unvisited.append(tip)
+            tip = nodes[tip].parent
+        lost = self._lost_by_node[tip] if tip >= 0 else _LOST_NOTHING
+        for node in reversed(unvisited):
             if (response := response_of(nodes[node].body)) is not None:
-                lost = lost.then(response, self._lost_bytes.get(response.key))
-                self._summed.add(response.key)
-            self._on_path[node] = lost
+                lost = lost.with_response(response, self._lost_bytes.get(response.key))
+                self._summed_keys.add(response.key)
+            self._lost_by_node[node] = lost
         return lost
 
 
-def _end_of_path(nodes: Sequence[TraceNode], at: int) -> tuple[ClaudeResponse | None, int]:
-    """Return the last response on the path to `at`, and the bytes of its text and of everything after it."""
+def _end_of_path(nodes: Sequence[TraceNode], tip: int) -> tuple[ClaudeResponse | None, int]:
+    """Return the last response on the path to `tip`, and the bytes of its text and of everything after it."""
     added_bytes = 0
-    while at >= 0:
-        if (response := response_of(nodes[at].body)) is not None:
+    while tip >= 0:
+        if (response := response_of(nodes[tip].body)) is not None:
             return response, added_bytes + sum(map(text_bytes, response.records))
-        if (sent := tree.sent_record(nodes[at].body)) is not None:
+        if (sent := tree.sent_record(nodes[tip].body)) is not None:
             added_bytes += text_bytes(sent.record)
-        at = nodes[at].parent
+        tip = nodes[tip].parent
     return None, added_bytes
 
 
@@ -180,7 +182,7 @@ def response_of(body: object) -> ClaudeResponse | None:
     )
 
 
-def _is_programs_own(record: ClaudeRecord) -> bool:
+def _is_synthetic(record: ClaudeRecord) -> bool:
     """Return whether the program itself wrote a record of the assistant's side."""
     return record.message is not None and record.message.model == "<synthetic>"
 

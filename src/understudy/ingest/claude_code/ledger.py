@@ -56,11 +56,11 @@ class RequestLedger:
         self.shapes: dict[str, RequestShape] = {}
         for line in lines:
             try:
-                self._take(_entry(line))
+                self._add(_entry(line))
             except DECODE_ERRORS:
                 self.losses["odd-ledger"] += 1
 
-    def _take(self, entry: _LedgerEntry) -> None:
+    def _add(self, entry: _LedgerEntry) -> None:
         if entry.type == "api-request" and entry.id is not None:
             self.requests.setdefault(entry.id, entry)
         elif entry.type == "api-request-blob" and entry.hash is not None:
@@ -78,10 +78,10 @@ class RequestLedger:
         records joined, and as the joined results of one response. A request's hash then selects the form that was
         sent.
         """
-        answers: dict[str, list[Any]] = {}
-        askers: dict[str, str] = {}  # tool call id → message id of the response that made the call
+        responses: dict[str, list[Any]] = {}
+        response_of_call: dict[str, str] = {}  # tool call id → message id of the response that made the call
         results: dict[str | None, list[Any]] = {}
-        together: list[Any] = []
+        user_blocks: list[Any] = []
         for line in lines:
             record = mapping(value_of(Raw(line)))
             message = mapping(record.get("message"))
@@ -89,30 +89,30 @@ class RequestLedger:
             if record.get("type") == "user" and content is not None:
                 self._add_blob("user", content)
                 blocks = items(content) or [{"type": "text", "text": content}]
-                together += blocks
-                self._add_blob("user", together)
+                user_blocks += blocks
+                self._add_blob("user", user_blocks)
                 for block in map(mapping, blocks):
-                    if (use := block.get("tool_use_id")) is not None:
-                        those = results.setdefault(askers.get(str(use)), [])
-                        those.append(block)
-                        self._add_blob("user", those)
+                    if (call_id := block.get("tool_use_id")) is not None:
+                        results_of_response = results.setdefault(response_of_call.get(str(call_id)), [])
+                        results_of_response.append(block)
+                        self._add_blob("user", results_of_response)
             elif record.get("type") == "assistant":
-                together = []
+                user_blocks = []
                 key = str(message.get("id"))
                 blocks = items(content)
-                answers.setdefault(key, []).extend(blocks)
-                askers.update((str(block.get("id")), key) for block in map(mapping, blocks))
-        for whole in answers.values():
-            self._add_blob("assistant", whole)
-            bare = [block for block in whole if mapping(block).get("type") not in _THINKING]
-            if len(bare) < len(whole):
-                self._add_blob("assistant", bare)
+                responses.setdefault(key, []).extend(blocks)
+                response_of_call.update((str(block.get("id")), key) for block in map(mapping, blocks))
+        for blocks in responses.values():
+            self._add_blob("assistant", blocks)
+            shown = [block for block in blocks if mapping(block).get("type") not in _THINKING]
+            if len(shown) < len(blocks):
+                self._add_blob("assistant", shown)
 
     def _add_blob(self, role: str, content: Any) -> None:
         message = {"role": role, "content": content}
-        name = message_hash(message)
-        if name not in self.blobs:
-            self.blobs[name] = Raw(msgspec.json.encode(message))
+        digest = message_hash(message)
+        if digest not in self.blobs:
+            self.blobs[digest] = Raw(msgspec.json.encode(message))
 
     def shape(self, request_id: str | int) -> RequestShape | None:
         """Return the system prompt and tools of a request, or None if the ledger lacks them."""
@@ -131,49 +131,49 @@ class LedgerRequests:
 
     def end_node(self, request_id: str | int) -> int | None:
         """Return the last node of a request, or None if the ledger does not hold the complete request."""
-        waiting: list[str | int] = []
-        step: str | int | None = request_id
-        while step is not None and step not in self._ends:
-            entry = self._ledger.requests.get(step)
-            if entry is None or step in waiting:
-                self._ends[step] = None
+        pending: list[str | int] = []
+        current_id: str | int | None = request_id
+        while current_id is not None and current_id not in self._ends:
+            entry = self._ledger.requests.get(current_id)
+            if entry is None or current_id in pending:
+                self._ends[current_id] = None
                 break
-            waiting.append(step)
-            step = entry.base
-        for name in reversed(waiting):
-            if name not in self._ends:
-                self._ends[name] = self._extend_base(self._ledger.requests[name])
+            pending.append(current_id)
+            current_id = entry.base
+        for pending_id in reversed(pending):
+            if pending_id not in self._ends:
+                self._ends[pending_id] = self._extend_base(self._ledger.requests[pending_id])
         end = self._ends[request_id]
         return end[0] if end is not None else None
 
     def _extend_base(self, entry: _LedgerEntry) -> tuple[int, int] | None:
-        at, length = -1, 0
+        tip, length = -1, 0
         if entry.base is not None:
             base = self._ends.get(entry.base)
             if base is None:
                 return None
-            at, length = base
+            tip, length = base
             keep = length if entry.keep is None else entry.keep
             if not 0 <= keep <= length:
                 self._ledger.losses["odd-ledger"] += 1
                 return None
             for _ in range(length - keep):
-                at = self._nodes[at].parent
+                tip = self._nodes[tip].parent
             length = keep
         elif entry.keep:
             return None
-        for name in entry.tail:
-            body = self._ledger.blobs.get(name)
+        for digest in entry.tail:
+            body = self._ledger.blobs.get(digest)
             if body is None:
                 self._ledger.losses["ledger-message-missing"] += 1
                 return None
-            node = self._node_of.get((at, name))
+            node = self._node_of.get((tip, digest))
             if node is None:
-                node = self._node_of[(at, name)] = len(self._nodes)
-                self._nodes.append(TraceNode(at, body))
-            at = node
+                node = self._node_of[(tip, digest)] = len(self._nodes)
+                self._nodes.append(TraceNode(tip, body))
+            tip = node
             length += 1
-        return at, length
+        return tip, length
 
 
 def message_hash(message: Any) -> str:

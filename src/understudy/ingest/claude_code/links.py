@@ -31,42 +31,45 @@ def with_summaries_first(
     returned if none was.
     """
     boundary_of: dict[str | None, int] = {}
-    for at, record in enumerate(records):
+    for index, record in enumerate(records):
         if record.subtype == "compact_boundary":
             # The logical parent may be a record that is not logged, such as a reminder.
-            boundary_of |= dict.fromkeys((record.logicalParentUuid, records[at - 1].uuid if at else None), at)
+            parents = (record.logicalParentUuid, records[index - 1].uuid if index else None)
+            boundary_of |= dict.fromkeys(parents, index)
     boundary_of.pop(None, None)
     late: dict[int, list[int]] = {}
-    for n, record in enumerate(records) if boundary_of else ():
-        at = boundary_of.get(record.parentUuid) if record.type == "assistant" else None
-        if at is not None and at < n and (record.timestamp or "") >= (records[at].timestamp or ""):
-            late.setdefault(at, []).append(n)
-    chains = {at: chain for at in late if (chain := _sent_with_summary(records, at))}
+    for index, record in enumerate(records) if boundary_of else ():
+        boundary = boundary_of.get(record.parentUuid) if record.type == "assistant" else None
+        if boundary is None or boundary >= index:
+            continue
+        if (record.timestamp or "") >= (records[boundary].timestamp or ""):
+            late.setdefault(boundary, []).append(index)
+    chains = {boundary: chain for boundary in late if (chain := _sent_with_summary(records, boundary))}
     if not chains:
         return records, {}
     placed = set[int]().union(*chains.values())
-    ends = {n: records[chain[-1]].uuid for at, chain in chains.items() for n in late[at]}
+    ends = {index: records[chain[-1]].uuid for boundary, chain in chains.items() for index in late[boundary]}
     arranged: list[ClaudeRecord] = []
-    for n, record in enumerate(records):
-        if n not in placed:
-            arranged.append(msgspec.structs.replace(record, parentUuid=ends[n]) if n in ends else record)
-            arranged += [records[position] for position in chains.get(n, ())]
-    return arranged, {records[n].uuid: records[n].parentUuid for n in ends}
+    for index, record in enumerate(records):
+        if index not in placed:
+            arranged.append(msgspec.structs.replace(record, parentUuid=ends[index]) if index in ends else record)
+            arranged += [records[position] for position in chains.get(index, ())]
+    return arranged, {records[index].uuid: records[index].parentUuid for index in ends}
 
 
 def _sent_with_summary(records: Sequence[ClaudeRecord], boundary: int) -> list[int]:
     """Return the positions of a compaction's summary and the attachments linked to it; none without a summary."""
     chain: list[int] = []
-    last, has_summary = records[boundary].uuid, False
-    for at in range(boundary + 1, len(records)):
-        record = records[at]
-        if last is None or record.parentUuid != last:
+    last_uuid, has_summary = records[boundary].uuid, False
+    for index in range(boundary + 1, len(records)):
+        record = records[index]
+        if last_uuid is None or record.parentUuid != last_uuid:
             continue
         if record.type != "attachment" and not record.isCompactSummary:
             break
         has_summary = has_summary or bool(record.isCompactSummary)
-        chain.append(at)
-        last = record.uuid
+        chain.append(index)
+        last_uuid = record.uuid
     return chain if has_summary else []
 
 
@@ -76,29 +79,29 @@ def leads_nowhere(record: ClaudeRecord, previous: ClaudeRecord | None) -> bool:
     Its parent was written to another session's log, or not at all. The program then goes on with the record before
     it, if that is not much older.
     """
-    waited = seconds_between(previous.timestamp, record.timestamp) if previous is not None else None
-    return waited is None or waited > _GAP_S
+    elapsed_s = seconds_between(previous.timestamp, record.timestamp) if previous is not None else None
+    return elapsed_s is None or elapsed_s > _GAP_S
 
 
-def path_by_logged_links(nodes: list[TraceNode], at: int, ends: Mapping[str | None, int]) -> int:
-    """Copy the path to `at` as the logged links give it, and return its last node; `at` itself if they are right.
+def path_by_logged_links(nodes: list[TraceNode], tip: int, ends: Mapping[str | None, int]) -> int:
+    """Copy the path to `tip` as the logged links give it, and return its last node, or `tip` if they are right.
 
     `ends` has for each record whose link does not lead to what it was sent after the node that it leads to, -1 if
     it leads nowhere in this log.
     """
     bodies: list[object] = []
     since_link: list[object] = []
-    step, base = at, -1
-    while step >= 0:
-        body = nodes[step].body
+    node, base = tip, -1
+    while node >= 0:
+        body = nodes[node].body
         since_link.append(body)
-        step = nodes[step].parent
+        node = nodes[node].parent
         if (uuid := _uuid(body)) in ends:
-            step = base = ends[uuid]
+            node = base = ends[uuid]
             bodies += since_link
             since_link.clear()
     if not bodies:
-        return at
+        return tip
     for body in reversed(bodies):
         nodes.append(TraceNode(base, body))
         base = len(nodes) - 1

@@ -46,11 +46,11 @@ SYNTHETIC_MODEL = "<synthetic>"
 
 _RENDERER = ClaudeCodeRenderer()
 # ids of agents that the CLI starts for its own purposes, such as `acompact-1a2b`
-_OWN = re.compile(r"a([a-z][a-z_]+)-[0-9a-f]+")
+_PROGRAM_AGENT = re.compile(r"a([a-z][a-z_]+)-[0-9a-f]+")
 _STARTERS = ("Task", "Agent")
 _WARMUP = "Warmup"
 """The prompt of agents that older versions start for themselves, so that the provider caches the system prompt."""
-_ADDED = "prompt-of-"
+_PROMPT_ID = "prompt-of-"
 
 
 class AgentMeta(Struct, frozen=True):
@@ -75,9 +75,9 @@ class SessionPart(Struct):
         """Return the conversation, and build it on the first call."""
         if self.conversation is None:
             records = self.log.records
-            begins = [records[end] for end in self.log.ends if 0 < end < len(records)]
+            starts = [records[end] for end in self.log.ends if 0 < end < len(records)]
             # A new session never begins with a response or a tool result, so such a record was only written late.
-            resumed = {one.uuid for one in begins if one.type != "assistant" and not result_ids(one)}
+            resumed = {record.uuid for record in starts if record.type != "assistant" and not result_ids(record)}
             self.conversation = build_conversation(
                 self.records,
                 behaviour_of(self.log.envelope.version),
@@ -96,17 +96,17 @@ def split_by_agent(log: ClaudeLog, agent_id: str | None, meta: AgentMeta) -> lis
     if agent_id is not None or not log.sidechains:
         return [SessionPart(log, log.records, agent_id, meta)]
     main: list[ClaudeRecord] = []
-    asides: dict[str, list[ClaudeRecord]] = {}
-    root: dict[str | None, str] = {}
-    last = ""
+    by_root: dict[str, list[ClaudeRecord]] = {}
+    root_of: dict[str | None, str] = {}
+    root = ""
     for record in log.records:
         if not record.isSidechain:
             main.append(record)
             continue
-        last = root.get(record.parentUuid, last if record.parentUuid and last else record.uuid or "")
-        root[record.uuid] = last
-        asides.setdefault(last, []).append(record)
-    return [SessionPart(log, main), *(SessionPart(log, records, name) for name, records in asides.items())]
+        root = root_of.get(record.parentUuid, root if record.parentUuid and root else record.uuid or "")
+        root_of[record.uuid] = root
+        by_root.setdefault(root, []).append(record)
+    return [SessionPart(log, main), *(SessionPart(log, records, uuid) for uuid, records in by_root.items())]
 
 
 class ClaudeSession:
@@ -123,9 +123,9 @@ class ClaudeSession:
         self.file_names = sorted(file_names)
         self.parts = parts
         self._ledger = ledger
-        self._by_agent: dict[str, str] = {}
-        self._by_prompt: dict[str, list[str]] = {}
-        self._within: dict[str, SessionPart] = {}
+        self._call_of_agent: dict[str, str] = {}
+        self._calls_by_prompt: dict[str, list[str]] = {}
+        self._part_of_call: dict[str, SessionPart] = {}
         self._prompt_of: dict[str, str] = {}  # id of the tool call that started an agent → its prompt
 
     def traces(self, owned: dict[str, SessionPart], copied: Counter[int]) -> Iterator[Trace]:
@@ -142,12 +142,12 @@ class ClaudeSession:
                     records = with_lists(part.records, part.meta.agentType, self.parts[0].records)
                     if records is not part.records:
                         part.records, part.conversation = records, None
-        counted: set[int] = set()
+        counted_logs: set[int] = set()
         for part in self.parts:
             trace = self._trace(part, owned)
             trace.losses += part.built().losses
-            if id(part.log) not in counted:
-                counted.add(id(part.log))
+            if id(part.log) not in counted_logs:
+                counted_logs.add(id(part.log))
                 trace.losses += part.log.losses
             if copied[id(part)]:
                 trace.losses["copied-turn"] += copied[id(part)]
@@ -172,8 +172,8 @@ class ClaudeSession:
             trace.shape = snapshot(conversation.snapshot)
         if agent_id is not None:
             trace.parent = self._parent(part)
-            own = _OWN.fullmatch(agent_id)
-            trace.role = own[1] if own else "warmup" if _prompt(part) == _WARMUP else "subagent"
+            purpose = _PROGRAM_AGENT.fullmatch(agent_id)
+            trace.role = purpose[1] if purpose else "warmup" if _prompt(part) == _WARMUP else "subagent"
         ledger = self._ledger
         requests = LedgerRequests(ledger, conversation.nodes) if ledger is not None else None
         for response in conversation.responses:
@@ -202,7 +202,7 @@ class ClaudeSession:
 
     def _index_agent_calls(self, part: SessionPart) -> None:
         """Record which tool calls of a part started agents, by agent id and by prompt."""
-        starts: set[str] = set()
+        starter_ids: set[str] = set()
         for record in part.records:
             content = record.message.content if record.message is not None else None
             if not isinstance(content, list):
@@ -211,52 +211,52 @@ class ClaudeSession:
                 if not isinstance(block, ClaudeBlock):
                     continue
                 if block.name in _STARTERS and block.id is not None:
-                    starts.add(block.id)
-                    self._within.setdefault(block.id, part)
+                    starter_ids.add(block.id)
+                    self._part_of_call.setdefault(block.id, part)
                     if prompt := string(value_at(value_of(block.input), "prompt")):
-                        self._by_prompt.setdefault(prompt.strip(), []).append(block.id)
+                        self._calls_by_prompt.setdefault(prompt.strip(), []).append(block.id)
                         self._prompt_of[block.id] = prompt
-                elif block.tool_use_id is not None and block.tool_use_id in starts:
+                elif block.tool_use_id is not None and block.tool_use_id in starter_ids:
                     agent_id = string(value_at(value_of(record.toolUseResult), "agentId"))
                     if agent_id is not None:
-                        self._by_agent.setdefault(agent_id, block.tool_use_id)
+                        self._call_of_agent.setdefault(agent_id, block.tool_use_id)
 
     def _add_prompt(self, part: SessionPart) -> None:
         """Insert an agent's prompt, taken from the call that started it, if the agent's own log lacks it."""
         if part.agent_id is None or not part.records or part.records[0].type != "assistant":
             return
-        call = part.meta.toolUseId or self._by_agent.get(part.agent_id)
-        first = part.records[0]
+        call_id = part.meta.toolUseId or self._call_of_agent.get(part.agent_id)
+        first_record = part.records[0]
         # An agent that no tool call started, and that called no tools itself, is a warm-up by the CLI.
-        started_itself = call is None and all(one.type == "assistant" for one in part.records)
-        prompt = _WARMUP if started_itself else self._prompt_of.get(call or "")
-        if prompt is None or first.parentUuid is not None:
+        is_warmup = call_id is None and all(record.type == "assistant" for record in part.records)
+        prompt = _WARMUP if is_warmup else self._prompt_of.get(call_id or "")
+        if prompt is None or first_record.parentUuid is not None:
             return
         message = ClaudeMessage(content=prompt)
-        first.parentUuid = f"{_ADDED}{part.agent_id}"
-        added = ClaudeRecord(type="user", uuid=first.parentUuid, isSidechain=True, message=message)
+        first_record.parentUuid = f"{_PROMPT_ID}{part.agent_id}"
+        added = ClaudeRecord(type="user", uuid=first_record.parentUuid, isSidechain=True, message=message)
         part.records = [added, *part.records]
         part.conversation = None
 
     def _parent(self, part: SessionPart) -> TraceParent:
-        tool_use_id = part.meta.toolUseId or self._by_agent.get(part.agent_id or "")
+        tool_use_id = part.meta.toolUseId or self._call_of_agent.get(part.agent_id or "")
         if tool_use_id is None:
-            waiting = self._by_prompt.get(_prompt(part).strip(), [])
+            call_ids = self._calls_by_prompt.get(_prompt(part).strip(), [])
             # Several agents can have the same prompt: assume that they started in the order in which their logs
             # begin.
-            tool_use_id = waiting.pop(0) if len(waiting) > 1 else waiting[0] if waiting else None
+            tool_use_id = call_ids.pop(0) if len(call_ids) > 1 else call_ids[0] if call_ids else None
         depth = part.meta.spawnDepth or self._depth(part, tool_use_id)
         return TraceParent(self.session_id, tool_use_id, depth)
 
     def _depth(self, part: SessionPart, tool_use_id: str | None) -> int:
         depth = 1
-        seen = {id(part)}
-        while tool_use_id is not None and (above := self._within.get(tool_use_id)) is not None:
-            if id(above) in seen or above.agent_id is None:
+        visited = {id(part)}
+        while tool_use_id is not None and (starter := self._part_of_call.get(tool_use_id)) is not None:
+            if id(starter) in visited or starter.agent_id is None:
                 break
-            seen.add(id(above))
+            visited.add(id(starter))
             depth += 1
-            tool_use_id = above.meta.toolUseId or self._by_agent.get(above.agent_id)
+            tool_use_id = starter.meta.toolUseId or self._call_of_agent.get(starter.agent_id)
         return depth
 
 
@@ -269,12 +269,12 @@ def _turn(response: ClaudeResponse, conversation: ClaudeConversation) -> TraceTu
     root = conversation.nodes[0].body
     if response.records[0].isSidechain and (root is conversation.responses[0] or _is_assumed(root)):
         notes = (*notes, "prompt_not_logged")
-    body = response.records[-1].message
+    message = response.records[-1].message
     return TraceTurn(
         message_id=response.key,
         context=conversation.nodes[response.node].parent,
         action=(response.node,),
-        model=body.model if body is not None else None,
+        model=message.model if message is not None else None,
         timestamp=response.records[0].timestamp,
         branch="active" if response.key in conversation.active else "branch",
         fidelity="lossy" if COMPACTION_NOT_LOGGED in notes else "repaired" if notes else "exact",
@@ -284,7 +284,7 @@ def _turn(response: ClaudeResponse, conversation: ClaudeConversation) -> TraceTu
 
 def _is_assumed(body: object) -> bool:
     """Return whether a node is the warm-up prompt that `_add_prompt` inserted, which no record holds."""
-    if not isinstance(body, ClaudeRecord) or body.message is None or not (body.uuid or "").startswith(_ADDED):
+    if not isinstance(body, ClaudeRecord) or body.message is None or not (body.uuid or "").startswith(_PROMPT_ID):
         return False
     return body.message.content == _WARMUP
 
@@ -296,9 +296,8 @@ def _prompt(part: SessionPart) -> str:
             content = record.message.content
             if isinstance(content, str):
                 return content
-            return next(
-                (text(b.text) for b in content or () if isinstance(b, ClaudeBlock) and b.type == "text"), ""
-            )
+            blocks = (block for block in content or () if isinstance(block, ClaudeBlock))
+            return next((text(block.text) for block in blocks if block.type == "text"), "")
     return ""
 
 
@@ -312,31 +311,31 @@ one.
 """
 
 _AGENT = re.compile(r"agent-(.+?)(\.meta\.json|\.jsonl)")
-_LINE = re.compile(
+_RECORD_MARK = re.compile(
     rb'"(?:parentUuid|isSidechain|leafUuid)":|'
     rb'"type": ?"(?:queue-operation|file-history-snapshot|api-request(?:-[a-z]+)?|permission-mode|last-prompt)"'
 )
-_FIRST = re.compile(rb'"message": ?\{(?:"(?:model|type|role)": ?"[^"]*", ?)*"id": ?"([^"]+)"')
-_TIME = re.compile(rb'"timestamp": ?"([^"\\]+)"')
-_SESSION = re.compile(rb'"sessionId": ?"([^"\\]+)"')
+_RESPONSE_ID = re.compile(rb'"message": ?\{(?:"(?:model|type|role)": ?"[^"]*", ?)*"id": ?"([^"]+)"')
+_TIMESTAMP = re.compile(rb'"timestamp": ?"([^"\\]+)"')
+_SESSION_ID = re.compile(rb'"sessionId": ?"([^"\\]+)"')
 
-_WITHIN = re.compile(r"([^/]+)/subagents(?:/|$)")
+_SESSION_DIRECTORY = re.compile(r"([^/]+)/subagents(?:/|$)")
 
-_meta = msgspec.json.Decoder(AgentMeta).decode
+_decode_meta = msgspec.json.Decoder(AgentMeta).decode
 
 
 class _SessionFiles(Struct):
     """The files of one session, each with its directory and its agent id (None for the session's own log).
 
-    `first` is the message id of the first response; a fork has the same one as the session it was made from,
-    unless it begins with a compaction. `begin` is the earliest timestamp. `file_names` are the names of files (or
-    agents' directories) that differ from the session id.
+    `response_id` is the message id of the first response; a fork has the same one as the session it was made from,
+    unless it begins with a compaction. `started_at` is the earliest timestamp. `file_names` are the names of files
+    (or agents' directories) that differ from the session id.
     """
 
     session_id: str
     files: list[tuple[LogFile, str, str | None]] = []
-    first: bytes | None = None
-    begin: bytes = b""
+    response_id: bytes | None = None
+    started_at: bytes = b""
     file_names: set[str] = set()
 
     def size(self) -> int:
@@ -356,7 +355,7 @@ class ClaudeCodeFormat(LogFormat):
         if not name.removesuffix(".gz").endswith(".jsonl"):
             return False
         gemini = b'"projectHash":' in head.partition(b"\n")[0]
-        return not gemini and b'"type":' in head and _LINE.search(head) is not None
+        return not gemini and b'"type":' in head and _RECORD_MARK.search(head) is not None
 
     def group(self, path: str) -> str:
         """Return the project's directory."""
@@ -373,12 +372,12 @@ class ClaudeCodeFormat(LogFormat):
         Returns nothing for a file named after its session: it lies in its project's directory, so `group`
         suffices.
         """
-        ids = {one.decode(errors="replace") for one in _SESSION.findall(head)}
+        ids = {session_id.decode(errors="replace") for session_id in _SESSION_ID.findall(head)}
         name = path.replace("\\", "/").rpartition("/")[2].removesuffix(".gz").removesuffix(".jsonl")
         if name in ids or _AGENT.fullmatch(f"{name}.jsonl") is not None:
             return ()
-        first = _FIRST.search(head)
-        return (*ids, *([first[1].decode(errors="replace")] if first is not None else ()))
+        response_match = _RESPONSE_ID.search(head)
+        return (*ids, *([response_match[1].decode(errors="replace")] if response_match is not None else ()))
 
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
         """Yield the traces of all sessions in the files: each session followed by its subagents. Raises OSError.
@@ -389,15 +388,15 @@ class ClaudeCodeFormat(LogFormat):
         metas: dict[str, AgentMeta] = {}
         sessions: dict[str, _SessionFiles] = {}
         for file in sorted(files, key=lambda file: file.path):
-            self._file(file, metas, sessions)
+            self._add_file(file, metas, sessions)
         assigned_before: set[str] = set()
         # Process sessions by start time, so that turns which a fork copied stay with the original session.
-        for cluster in _clusters(sorted(sessions.values(), key=lambda session: session.begin)):
+        for cluster in _clusters(sorted(sessions.values(), key=lambda session: session.started_at)):
             with garbage_collection_paused():
                 traces = _read_cluster(cluster, metas, assigned_before)
             yield from traces
 
-    def _file(self, file: LogFile, metas: dict[str, AgentMeta], sessions: dict[str, _SessionFiles]) -> None:
+    def _add_file(self, file: LogFile, metas: dict[str, AgentMeta], sessions: dict[str, _SessionFiles]) -> None:
         directory, _, name = file.path.replace("\\", "/").rpartition("/")
         name = name.removesuffix(".gz")
         agent = _AGENT.fullmatch(name)
@@ -406,51 +405,51 @@ class ClaudeCodeFormat(LogFormat):
             with file.open() as stream:
                 data = stream.read(HEAD)
             with suppress(*DECODE_ERRORS):
-                metas[f"{directory}/{agent_id}"] = _meta(data)
+                metas[f"{directory}/{agent_id}"] = _decode_meta(data)
             return
         with file.open() as stream:
             head = stream.read(HEAD)
-            if agent is None and _LEDGER in head and _FIRST.search(head) is None:
+            if agent is None and _LEDGER in head and _RESPONSE_ID.search(head) is None:
                 head += stream.read(_LEDGER_HEAD)
-            within = _WITHIN.search(directory)
-            name = within[1] if agent is not None and within is not None else name.removesuffix(".jsonl")
+            owner = _SESSION_DIRECTORY.search(directory)
+            name = owner[1] if agent is not None and owner is not None else name.removesuffix(".jsonl")
             session_id = _session_of(file, name, head, stream)
-        session_files = sessions.setdefault(session_id, _SessionFiles(session_id))
-        session_files.files.append((file, directory, agent_id))
+        session = sessions.setdefault(session_id, _SessionFiles(session_id))
+        session.files.append((file, directory, agent_id))
         if session_id != name:
-            session_files.file_names.add(name)
-        if agent is None and session_files.first is None and (first := _FIRST.search(head)) is not None:
-            session_files.first = first[1]
-        if agent is None and (time := _TIME.search(head)) is not None:
-            session_files.begin = min(session_files.begin or time[1], time[1])
+            session.file_names.add(name)
+        if agent is None and session.response_id is None and (response := _RESPONSE_ID.search(head)) is not None:
+            session.response_id = response[1]
+        if agent is None and (timestamp := _TIMESTAMP.search(head)) is not None:
+            session.started_at = min(session.started_at or timestamp[1], timestamp[1])
 
 
-def _session_of(file: LogFile, name: str, head: bytes, rest: BinaryIO) -> str:
+def _session_of(file: LogFile, name: str, head: bytes, stream: BinaryIO) -> str:
     """Return the id of the session that a file logs; `name` is the id that its path suggests. `head` is what was
-    read of the file, `rest` the stream that has the rest of it.
+    read of the file, `stream` continues after it.
 
     The CLI names a log after its session. A file with any other name was renamed or collected, so the records
     decide. The last record counts, since a file may begin with records copied from the session that it continues.
     """
-    sought = name.encode(errors="replace")
-    if sought in head and sought in _SESSION.findall(head):
+    name_bytes = name.encode(errors="replace")
+    if name_bytes in head and name_bytes in _SESSION_ID.findall(head):
         return name
-    last = b""
-    for last in whole_lines(rest, Counter(), head):
-        if sought in last and any(one.sessionId == name for one in decode_envelopes(last)):
+    chunk = b""
+    for chunk in whole_lines(stream, Counter(), head):
+        if name_bytes in chunk and any(envelope.sessionId == name for envelope in decode_envelopes(chunk)):
             return name
-    session_id = _last_session(last)
+    session_id = _last_session(chunk)
     if session_id is None:
         # Hardly any log ends with so many lines without an id.
-        with file.open() as stream:
-            for some in whole_lines(stream, Counter()):
-                session_id = _last_session(some) or session_id
+        with file.open() as reopened:
+            for chunk in whole_lines(reopened, Counter()):
+                session_id = _last_session(chunk) or session_id
     return session_id or name
 
 
-def _last_session(some: bytes) -> str | None:
+def _last_session(chunk: bytes) -> str | None:
     """Return the session id of the last record that has one, or None; only few lines have to be decoded for it."""
-    ids = (one.sessionId for one in decode_envelopes(some, backwards=True) if one.uuid is not None)
+    ids = (envelope.sessionId for envelope in decode_envelopes(chunk, backwards=True) if envelope.uuid is not None)
     return next(filter(None, ids), None)
 
 
@@ -461,36 +460,35 @@ def _merged_log(logs: Sequence[ClaudeLog]) -> ClaudeLog:
     is inserted by its timestamp.
     """
     logs = sorted(logs, key=lambda log: -len(log.records))
-    whole = logs[0]
+    merged = logs[0]
     for log in logs[1:]:
-        uuids = {record.uuid for record in whole.records}
+        uuids = {record.uuid for record in merged.records}
         # uuid of the preceding record in the same file → the records that follow it
-        behind: dict[str | None, list[ClaudeRecord]] = {}
-        anchor: str | None = None
+        following: dict[str | None, list[ClaudeRecord]] = {}
+        anchor_uuid: str | None = None
         for record in log.records:
             if record.uuid in uuids:
-                anchor = record.uuid
+                anchor_uuid = record.uuid
             else:
-                behind.setdefault(anchor, []).append(record)
-        first = behind.pop(None, [])
-        begin = first[0].timestamp or "" if first else ""
-        at = next(
-            (at for at, one in enumerate(whole.records) if (one.timestamp or "") > begin), len(whole.records)
-        )
+                following.setdefault(anchor_uuid, []).append(record)
+        unanchored = following.pop(None, [])
+        begin = unanchored[0].timestamp or "" if unanchored else ""
+        times = (record.timestamp or "" for record in merged.records)
+        position = next((index for index, time in enumerate(times) if time > begin), len(merged.records))
         records: list[ClaudeRecord] = []
-        places: list[int] = []
-        for number, record in enumerate(whole.records):
-            if number == at:
-                records += first
-            places.append(len(records))
-            records += [record, *behind.get(record.uuid, ())]
-        whole.ends = [places[end] if end < len(places) else len(records) for end in whole.ends]
-        whole.records = records if at < len(places) else [*records, *first]
-        whole.ledger = list(dict.fromkeys([*whole.ledger, *log.ledger]))
-        whole.losses["copied-file"] += 1
-        whole.sidechains = whole.sidechains or log.sidechains
-        whole.attachments = whole.attachments or log.attachments
-    return whole
+        new_positions: list[int] = []
+        for index, record in enumerate(merged.records):
+            if index == position:
+                records += unanchored
+            new_positions.append(len(records))
+            records += [record, *following.get(record.uuid, ())]
+        merged.ends = [new_positions[end] if end < len(new_positions) else len(records) for end in merged.ends]
+        merged.records = records if position < len(new_positions) else [*records, *unanchored]
+        merged.ledger = list(dict.fromkeys([*merged.ledger, *log.ledger]))
+        merged.losses["copied-file"] += 1
+        merged.sidechains = merged.sidechains or log.sidechains
+        merged.attachments = merged.attachments or log.attachments
+    return merged
 
 
 def _clusters(sessions: Iterable[_SessionFiles]) -> Iterator[list[_SessionFiles]]:
@@ -498,10 +496,10 @@ def _clusters(sessions: Iterable[_SessionFiles]) -> Iterator[list[_SessionFiles]
 
     A group above `MAX_CLUSTER_BYTES` is split into single sessions.
     """
-    same: dict[bytes | int, list[_SessionFiles]] = {}
+    by_first_response: dict[bytes | int, list[_SessionFiles]] = {}
     for session in sessions:
-        same.setdefault(session.first or id(session), []).append(session)
-    for cluster in same.values():
+        by_first_response.setdefault(session.response_id or id(session), []).append(session)
+    for cluster in by_first_response.values():
         if sum(session.size() for session in cluster) <= MAX_CLUSTER_BYTES:
             yield cluster
         else:
@@ -511,15 +509,16 @@ def _clusters(sessions: Iterable[_SessionFiles]) -> Iterator[list[_SessionFiles]
 def _read_cluster(
     cluster: Sequence[_SessionFiles], metas: dict[str, AgentMeta], assigned_before: set[str]
 ) -> list[Trace]:
-    files: list[list[SessionPart]] = []
-    read: list[tuple[LogFile, ClaudeLog]] = []
+    parts_of_sessions: list[list[SessionPart]] = []
+    logs_read: list[tuple[LogFile, ClaudeLog]] = []
     for session in cluster:
         parts: list[SessionPart] = []
         logs: dict[str | None, list[ClaudeLog]] = {}
         meta_by_agent: dict[str | None, AgentMeta] = {}
-        for file, directory, agent_id in sorted(session.files, key=lambda one: (one[2] is not None, one[0].path)):
+        files = sorted(session.files, key=lambda entry: (entry[2] is not None, entry[0].path))
+        for file, directory, agent_id in files:
             log = read_log(file)
-            read.append((file, log))
+            logs_read.append((file, log))
             logs.setdefault(agent_id, []).append(log)
             if (meta := metas.get(f"{directory}/{agent_id}")) is not None:
                 meta_by_agent[agent_id] = meta
@@ -528,16 +527,16 @@ def _read_cluster(
         if any(part.log.attachments for part in parts):
             for part in parts:
                 part.logs_attachments = True
-        files.append(parts)
+        parts_of_sessions.append(parts)
     ledger = None
-    if any(log.ledger for _, log in read):
+    if any(log.ledger for _, log in logs_read):
         # One ledger for all sessions: a fork repeats earlier turns without their ledger entries.
-        ledger = RequestLedger(line for _, log in read for line in log.ledger)
-        for file, _ in read:
+        ledger = RequestLedger(line for _, log in logs_read for line in log.ledger)
+        for file, _ in logs_read:
             ledger.add_logged_messages(read_message_lines(file))
     sessions = [
         ClaudeSession(session.session_id, parts, ledger, session.file_names)
-        for session, parts in zip(cluster, files, strict=True)
+        for session, parts in zip(cluster, parts_of_sessions, strict=True)
     ]
     owned, turns = _assign_turns(sessions, assigned_before)
     assigned_before.update(owned)
@@ -550,17 +549,17 @@ def _assign_turns(
     """Return the part that each turn belongs to (by message id), and how many turns of each part (by its `id()`)
     were assigned elsewhere.
     """
-    best: dict[str, tuple[object, ...]] = {}
+    best_rank: dict[str, tuple[object, ...]] = {}
     owned: dict[str, SessionPart] = {}
     copied: Counter[int] = Counter()
     single_part = len(sessions) == 1 and len(sessions[0].parts) == 1
-    for at, session in enumerate(sessions):
+    for number, session in enumerate(sessions):
         for part in session.parts:
-            copy = bool(bytes(part.log.envelope.forkedFrom))
+            is_fork = bool(bytes(part.log.envelope.forkedFrom))
             weights = _weights(part.built()) if len(sessions) > 1 else []
             for response in part.built().responses:
-                key, first = response.key, response.records[0]
-                if first.message is not None and first.message.model == SYNTHETIC_MODEL:
+                key, first_record = response.key, response.records[0]
+                if first_record.message is not None and first_record.message.model == SYNTHETIC_MODEL:
                     continue
                 if key in assigned_before:
                     copied[id(part)] += 1
@@ -575,14 +574,14 @@ def _assign_turns(
                     -len(response.records),
                     part.agent_id is not None,
                     -weight,
-                    copy,
-                    first.timestamp or "",
-                    at,
+                    is_fork,
+                    first_record.timestamp or "",
+                    number,
                 )
-                if key not in owned or rank < best[key]:
+                if key not in owned or rank < best_rank[key]:
                     if key in owned:
                         copied[id(owned[key])] += 1
-                    best[key], owned[key] = rank, part
+                    best_rank[key], owned[key] = rank, part
                 else:
                     copied[id(part)] += 1
     return owned, copied
@@ -592,6 +591,6 @@ def _weights(conversation: ClaudeConversation) -> list[int]:
     """Return for each node how many records lie on its path from the root."""
     weights: list[int] = []
     for node in conversation.nodes:
-        before = weights[node.parent] if node.parent >= 0 else 0
-        weights.append(before + (len(node.body.records) if isinstance(node.body, ClaudeResponse) else 1))
+        weight_above = weights[node.parent] if node.parent >= 0 else 0
+        weights.append(weight_above + (len(node.body.records) if isinstance(node.body, ClaudeResponse) else 1))
     return weights

@@ -21,11 +21,11 @@ _AFTER_TOOL = "<system-reminder>\nPostToolUse"
 def add_parts(
     nodes: list[TraceNode],
     damage: dict[int, tuple[str, ...]],
-    at: int,
+    tip: int,
     sent: SentAttachment,
     behaviour: VersionBehaviour,
 ) -> int:
-    """Add accompanying content at or before node `at`, and return the last node.
+    """Add accompanying content at or before node `tip`, and return the last node.
 
     It is merged into the last tool result (or the one that `tool_use_id` names). If text was sent since the
     response, if the content must stay separate, or if the model gets system messages, it becomes a text after the
@@ -33,44 +33,44 @@ def add_parts(
     siblings, since earlier turns may have been sent the originals. `damage` holds the notes of nodes; a copy
     inherits them.
     """
-    system = behaviour.has_system_messages
-    if system and not sent.amid_users and (texts := sent.bare_texts()):
-        return add_bodies(nodes, [_system_message(texts)], at)
-    passed, step = _nodes_to_result(nodes, at, sent)
-    into = tree.sent_record(nodes[step].body) if step >= 0 else None
-    if into is not None and into.record.type == "attachment":
-        into = None
-    if into is not None and (system or sent.is_apart or _has_text_before(nodes, step)):
-        into = None
-    elif into is None and passed:
-        step = passed.pop()
-        into = tree.sent_record(nodes[step].body)
-    bodies: list[object] = [nodes[node].body for node in reversed(passed)]
-    if into is not None:
-        damage[len(nodes)] = damage.get(step, ())
-        bodies.insert(0, into.with_added(sent.parts, extends_lists=behaviour.extends_lists))
-        step = nodes[step].parent
+    as_system = behaviour.has_system_messages
+    if as_system and not sent.amid_users and (texts := sent.bare_texts()):
+        return add_bodies(nodes, [_system_message(texts)], tip)
+    passed_nodes, stop = _nodes_to_result(nodes, tip, sent)
+    target = tree.sent_record(nodes[stop].body) if stop >= 0 else None
+    if target is not None and target.record.type == "attachment":
+        target = None
+    if target is not None and (as_system or sent.is_apart or _has_text_before(nodes, stop)):
+        target = None
+    elif target is None and passed_nodes:
+        stop = passed_nodes.pop()
+        target = tree.sent_record(nodes[stop].body)
+    bodies: list[object] = [nodes[node].body for node in reversed(passed_nodes)]
+    if target is not None:
+        damage[len(nodes)] = damage.get(stop, ())
+        bodies.insert(0, target.with_added(sent.parts, extends_lists=behaviour.extends_lists))
+        stop = nodes[stop].parent
     else:
         content = list(sent.parts)
         bodies.insert(0, ClaudeRecord(type="attachment", message=ClaudeMessage(content=content)))
-    return add_bodies(nodes, bodies, step)
+    return add_bodies(nodes, bodies, stop)
 
 
-def add_bodies(nodes: list[TraceNode], bodies: Sequence[object], at: int) -> int:
-    """Add a chain of nodes with these bodies after `at`. Returns the last node."""
+def add_bodies(nodes: list[TraceNode], bodies: Sequence[object], tip: int) -> int:
+    """Add a chain of nodes with these bodies after `tip`. Returns the last node."""
     for body in bodies:
-        nodes.append(TraceNode(at, body))
-        at = len(nodes) - 1
-    return at
+        nodes.append(TraceNode(tip, body))
+        tip = len(nodes) - 1
+    return tip
 
 
-def system_messages_before(nodes: Sequence[TraceNode], at: int) -> tuple[list[object], int]:
-    """Return the bodies of the consecutive system messages that end at `at`, and the node before them."""
+def system_messages_before(nodes: Sequence[TraceNode], tip: int) -> tuple[list[object], int]:
+    """Return the bodies of the consecutive system messages that end at `tip`, and the node before them."""
     bodies: list[object] = []
-    while at >= 0 and type(nodes[at].body) is ClaudeRecord and _is_system_message(nodes[at].body):
-        bodies.insert(0, nodes[at].body)
-        at = nodes[at].parent
-    return bodies, at
+    while tip >= 0 and type(nodes[tip].body) is ClaudeRecord and _is_system_message(nodes[tip].body):
+        bodies.insert(0, nodes[tip].body)
+        tip = nodes[tip].parent
+    return bodies, tip
 
 
 def _system_message(texts: Sequence[str]) -> ClaudeRecord:
@@ -78,13 +78,13 @@ def _system_message(texts: Sequence[str]) -> ClaudeRecord:
     return ClaudeRecord(type="attachment", message=ClaudeMessage(content="\n".join(texts)))
 
 
-def added_after_tools(nodes: Sequence[TraceNode], at: int) -> tuple[list[object], int]:
-    """Return the bodies of the hook output that ends at `at`, after tool results, and the node before it."""
+def added_after_tools(nodes: Sequence[TraceNode], tip: int) -> tuple[list[object], int]:
+    """Return the bodies of the hook output that ends at `tip`, after tool results, and the node before it."""
     bodies: list[object] = []
-    while is_added(nodes, at) and str(_first_part(nodes[at].body)).startswith(_AFTER_TOOL):
-        bodies.insert(0, nodes[at].body)
-        at = nodes[at].parent
-    return bodies, at
+    while is_added(nodes, tip) and str(_first_part(nodes[tip].body)).startswith(_AFTER_TOOL):
+        bodies.insert(0, nodes[tip].body)
+        tip = nodes[tip].parent
+    return bodies, tip
 
 
 def _first_part(body: object) -> object:
@@ -99,46 +99,46 @@ def _is_system_message(body: object) -> bool:
     return isinstance(body.message.content, str)
 
 
-def _nodes_to_result(nodes: Sequence[TraceNode], at: int, added: SentAttachment) -> tuple[list[int], int]:
-    """Walk back over the user's side from `at` to a tool result. Returns the nodes passed, and the node where it
+def _nodes_to_result(nodes: Sequence[TraceNode], tip: int, added: SentAttachment) -> tuple[list[int], int]:
+    """Walk back over the user's side from `tip` to a tool result. Returns the nodes passed, and the node where it
     stopped.
 
     The target is the last result, or the one of `added.tool_use_id` if the same response has it. Without a result,
     the walk stops at the response, at earlier accompanying content, or, for content that is sent separately, at a
     summary.
     """
-    passed: list[int] = []
+    passed_nodes: list[int] = []
     last_result: tuple[list[int], int] | None = None
-    while at >= 0 and (sent := tree.sent_record(nodes[at].body)) is not None:
+    while tip >= 0 and (sent := tree.sent_record(nodes[tip].body)) is not None:
         if sent.record.type == "attachment" and not _is_system_message(sent.record):
             break
         if added.is_apart and sent.record.isCompactSummary:
-            return passed, at
+            return passed_nodes, tip
         if ids := tree.result_ids(sent.record):
             if added.tool_use_id is None or added.tool_use_id in ids:
-                return passed, at
-            last_result = last_result or (list(passed), at)
-        passed.append(at)
-        at = nodes[at].parent
-    return last_result or (passed, at)
+                return passed_nodes, tip
+            last_result = last_result or (list(passed_nodes), tip)
+        passed_nodes.append(tip)
+        tip = nodes[tip].parent
+    return last_result or (passed_nodes, tip)
 
 
-def _has_text_before(nodes: Sequence[TraceNode], at: int) -> bool:
-    """Return whether a text was sent between the response and the tool results that end at `at`."""
-    at = nodes[at].parent
-    while at >= 0 and (sent := tree.sent_record(nodes[at].body)) is not None:
+def _has_text_before(nodes: Sequence[TraceNode], tip: int) -> bool:
+    """Return whether a text was sent between the response and the tool results that end at `tip`."""
+    tip = nodes[tip].parent
+    while tip >= 0 and (sent := tree.sent_record(nodes[tip].body)) is not None:
         if not tree.result_ids(sent.record):
             return True
-        at = nodes[at].parent
+        tip = nodes[tip].parent
     return False
 
 
-def is_added(nodes: Sequence[TraceNode], at: int) -> bool:
+def is_added(nodes: Sequence[TraceNode], node: int) -> bool:
     """Return whether a node is accompanying content (not a system message) that follows other content of the
     user's side.
     """
-    body = nodes[at].body if at >= 0 else None
+    body = nodes[node].body if node >= 0 else None
     if not isinstance(body, ClaudeRecord) or body.type != "attachment" or _is_system_message(body):
         return False
-    above = tree.sent_record(nodes[nodes[at].parent].body) if nodes[at].parent >= 0 else None
-    return above is not None
+    preceding = tree.sent_record(nodes[nodes[node].parent].body) if nodes[node].parent >= 0 else None
+    return preceding is not None

@@ -21,7 +21,7 @@ class QueuedPrompts:
     def add(self, record: ClaudeRecord) -> None:
         """Add a prompt, unless the log also has it as an attachment. Each attachment matches one prompt only."""
         if self._logged is None:
-            attachments = (one.attachment for one in self._records if one.type == "attachment")
+            attachments = (logged.attachment for logged in self._records if logged.type == "attachment")
             self._logged = Counter(filter(None, map(queued_text, attachments)))
         prompt = text(record.content)
         if self._logged[prompt] > 0:
@@ -29,7 +29,7 @@ class QueuedPrompts:
         else:
             self.waiting.append(record)
 
-    def take_sent_before(self, before: ClaudeRecord) -> list[str]:
+    def take_sent_before(self, next_record: ClaudeRecord) -> list[str]:
         """Remove and return the queued prompts that were sent before a record was written.
 
         Queue operations are logged at once, other records a little later. A prompt may therefore stand in the file
@@ -39,7 +39,7 @@ class QueuedPrompts:
         sent = [
             record
             for record in self.waiting
-            if (passed := seconds_between(record.timestamp, before.timestamp)) is None or passed >= 0
+            if (elapsed_s := seconds_between(record.timestamp, next_record.timestamp)) is None or elapsed_s >= 0
         ]
         self.waiting = [record for record in self.waiting if record not in sent]
         return [text(record.content) for record in sent]

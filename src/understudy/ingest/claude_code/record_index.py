@@ -37,8 +37,8 @@ class RecordIndex:
 
     def ids_above(self, uuid: str | None) -> set[int]:
         """Return the `id()` of this record and of those that following `parentUuid` from it finds."""
-        met: set[int] = set()
-        while uuid is not None and (record := self.by_uuid.get(uuid)) is not None and id(record) not in met:
-            met.add(id(record))
+        visited: set[int] = set()
+        while uuid is not None and (record := self.by_uuid.get(uuid)) is not None and id(record) not in visited:
+            visited.add(id(record))
             uuid = record.parentUuid
-        return met
+        return visited

@@ -23,17 +23,17 @@ from understudy.ingest.log_files import LogFile
 _NOTIFICATION = re.compile(rb'"\s*<[a-z]+-notification>')
 _TOOL_HOOK = re.compile(rb'"hookEvent": ?"(?:Pre|Post)ToolUse')
 # some versions queue a notice about a background agent in this form, and never dequeue it
-_TASK = rb"{\"task_id\""
+_TASK_NOTICE = rb"{\"task_id\""
 
 
-_START_S = 0.2  # the longest time, in seconds, that a command-line prompt waits in the queue
+_LONGEST_START_S = 0.2  # the longest time, in seconds, that a command-line prompt waits in the queue
 
 
 class QueuedPrompt(Struct):
     """A prompt in the queue: its content, the number of records logged before it, and when it was queued."""
 
     content: Raw
-    at: int
+    record_count: int
     timestamp: str | None
 
     def is_notification(self) -> bool:
@@ -46,26 +46,28 @@ class PromptQueue(Struct):
 
     waiting: list[QueuedPrompt] = []
 
-    def program_started(self, record: ClaudeRecord, at: int) -> bool:
-        """Apply a queue operation other than `remove`, which the log has after `at` records.
+    def program_started(self, record: ClaudeRecord, record_count: int) -> bool:
+        """Apply a queue operation other than `remove`, which the log has after `record_count` records.
 
         Returns whether the operation shows that the program was started here, which is so for a dequeued prompt
         that was not queued while the program was running.
         """
         if record.operation == "enqueue":
-            if _TASK not in bytes(record.content)[:16]:
-                self.waiting.append(QueuedPrompt(record.content, at, record.timestamp))
+            if _TASK_NOTICE not in bytes(record.content)[:16]:
+                self.waiting.append(QueuedPrompt(record.content, record_count, record.timestamp))
         elif record.operation == "popAll":
             self.waiting.clear()
         elif record.operation == "dequeue":
             if not self.waiting:
                 return True  # the prompt was queued before this log began
             prompt = self.waiting.pop(0)
-            waited = seconds_between(prompt.timestamp, record.timestamp)
+            waited_s = seconds_between(prompt.timestamp, record.timestamp)
             # A prompt from the command line is a string and is dequeued at once. Prompts from a JSON stream are
             # lists, which the log omits; they may come at any time.
-            at_once = prompt.at == at and (waited is None or waited <= _START_S)
-            return at_once and bool(bytes(prompt.content)) and not prompt.is_notification()
+            was_immediate = prompt.record_count == record_count and (
+                waited_s is None or waited_s <= _LONGEST_START_S
+            )
+            return was_immediate and bool(bytes(prompt.content)) and not prompt.is_notification()
         return False
 
     def take_sent_prompt(self) -> Raw | None:
@@ -100,7 +102,7 @@ Versions up to about 2.1.60 log only that the prompt was taken, not the message.
 DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 """The exceptions that decoding malformed text may raise."""
 
-_NOTHING = Raw()
+_EMPTY = Raw()
 MAX_LINE_BYTES = 128 << 20
 """Longest line that is read, in bytes; longer lines are counted and skipped."""
 
@@ -120,8 +122,8 @@ _RAW_OF_RECORD = (
     "content",
     "todos",
 )
-_LOOSE = 16 << 20
-_PIECE = 1 << 16
+_MOST_LOOSE_BYTES = 16 << 20
+_READ_BYTES = 1 << 16
 
 
 # Fields are in the order in which the CLI writes them, which msgspec decodes faster.
@@ -134,14 +136,14 @@ class ClaudeBlock(Struct, gc=False):
     tool_use_id: str | None = None
     id: str | None = None
     name: str | None = None
-    text: Raw = _NOTHING
-    thinking: Raw = _NOTHING
-    input: Raw = _NOTHING
-    content: Raw = _NOTHING
+    text: Raw = _EMPTY
+    thinking: Raw = _EMPTY
+    input: Raw = _EMPTY
+    content: Raw = _EMPTY
     is_error: bool | None = None
-    source: Raw = _NOTHING
-    title: Raw = _NOTHING
-    tool: Raw = _NOTHING
+    source: Raw = _EMPTY
+    title: Raw = _EMPTY
+    tool: Raw = _EMPTY
 
 
 class ClaudeMessage(Struct, gc=False):
@@ -151,7 +153,7 @@ class ClaudeMessage(Struct, gc=False):
     id: str | None = None
     content: str | list[ClaudeBlock | str] | None = None
     stop_reason: str | None = None
-    usage: Raw = _NOTHING
+    usage: Raw = _EMPTY
 
 
 class ClaudeRecord(Struct, gc=False):
@@ -164,24 +166,24 @@ class ClaudeRecord(Struct, gc=False):
     requestId: str | None = None
     uuid: str | None = None
     timestamp: str | None = None
-    toolUseResult: Raw = _NOTHING
-    todos: Raw = _NOTHING
+    toolUseResult: Raw = _EMPTY
+    todos: Raw = _EMPTY
     sourceToolUseID: str | None = None
     subtype: str | None = None
     isApiErrorMessage: bool | None = None
     isCompactSummary: bool | None = None
     isVisibleInTranscriptOnly: bool | None = None
     logicalParentUuid: str | None = None
-    compactMetadata: Raw = _NOTHING
-    microcompactMetadata: Raw = _NOTHING
-    attachment: Raw = _NOTHING
-    rendered: Raw = _NOTHING
-    content: Raw = _NOTHING
+    compactMetadata: Raw = _EMPTY
+    microcompactMetadata: Raw = _EMPTY
+    attachment: Raw = _EMPTY
+    rendered: Raw = _EMPTY
+    content: Raw = _EMPTY
     requestRef: str | int | None = None
     operation: str | None = None
     messageId: str | None = None
     isSnapshotUpdate: bool | None = None
-    data: Raw = _NOTHING
+    data: Raw = _EMPTY
 
     def is_tool_hook(self) -> bool:
         """Return whether the record reports that a hook ran before or after a tool."""
@@ -195,7 +197,7 @@ class ClaudeEnvelope(Struct, gc=False):
     cwd: str | None = None
     version: str | None = None
     agentId: str | None = None
-    forkedFrom: Raw = _NOTHING
+    forkedFrom: Raw = _EMPTY
     uuid: str | None = None
 
 
@@ -222,18 +224,18 @@ class ClaudeLog(Struct):
 
 _decode = msgspec.json.Decoder(ClaudeRecord).decode
 _decode_lines = msgspec.json.Decoder(ClaudeRecord).decode_lines
-_body = msgspec.json.Decoder(ClaudeMessage).decode
-_block = msgspec.json.Decoder(ClaudeBlock | str).decode
-_envelope = msgspec.json.Decoder(ClaudeEnvelope).decode
+_decode_body = msgspec.json.Decoder(ClaudeMessage).decode
+_decode_block = msgspec.json.Decoder(ClaudeBlock | str).decode
+_decode_envelope = msgspec.json.Decoder(ClaudeEnvelope).decode
 
 _SNAPSHOT = "file-history-snapshot"
 _SUMMARY = "summary"
 _LEDGER = ("api-request", "api-request-blob", "api-request-shape")
-_ASIDE_TEXT = """
+_NOT_CONVERSATION_TEXT = """
 file-history-delta mode permission-mode ai-title custom-title agent-name
 agent-color agent-setting pr-link worktree-state cost-state tag task-summary atis-latch relocated tools-used
 """
-_ASIDE = frozenset(_ASIDE_TEXT.split())
+_NOT_CONVERSATION = frozenset(_NOT_CONVERSATION_TEXT.split())
 """Types of records that are not part of the conversation."""
 
 _PARENT = re.compile(rb'"parentUuid": ?"([^"\\]{1,200})"')
@@ -242,32 +244,32 @@ _SIDECHAIN = re.compile(rb'"isSidechain": ?true')
 _MESSAGE_ROLE = re.compile(rb'"(?:assistant|user)"')
 _NO_RESPONSE = b'"No response requested."'
 _RESUMED = b'"SessionStart:resume"'
-_HALF = re.compile(rb"\\u[dD]")
-_MARK = b"\xef\xbb\xbf"  # the UTF-8 byte order mark, which is skipped
-_FAILED = object()
-_NOTHING_SAID = ClaudeRecord(type="mode")
+_SURROGATE = re.compile(rb"\\u[dD]")
+_BOM = b"\xef\xbb\xbf"  # the UTF-8 byte order mark, which is skipped
+_UNDECODED = object()
+_IGNORED = ClaudeRecord(type="mode")
 
 
 def read_log(file: LogFile) -> ClaudeLog:
     """Read a log file. Malformed lines are counted and never raise. Raises OSError if the file cannot be read."""
-    lines = ClaudeLog(file.path, [], [], [], ClaudeEnvelope(), Counter())
-    decode = _at_once
+    log = ClaudeLog(file.path, [], [], [], ClaudeEnvelope(), Counter())
+    decode = _decode_chunk
     size = 0
     with file.open() as stream:
-        for some in whole_lines(stream, lines.losses):
+        for chunk in whole_lines(stream, log.losses):
             try:
-                records = decode(some, lines.losses)
+                records = decode(chunk, log.losses)
             except DECODE_ERRORS:
                 # If one line is malformed, others usually are too, so the rest of the file is decoded line by
                 # line.
-                decode = _one_by_one
-                records = decode(some, lines.losses)
-            size += len(some)
+                decode = _decode_line_by_line
+                records = decode(chunk, log.losses)
+            size += len(chunk)
             if size > _CHUNK_BYTES:
                 for record in records:
                     _detach(record)
-            _file_records(lines, some, records)
-    return lines
+            _add_records(log, chunk, records)
+    return log
 
 
 def _detach(record: ClaudeRecord) -> None:
@@ -276,7 +278,7 @@ def _detach(record: ClaudeRecord) -> None:
     `toolUseResult` repeats most of the message for display, so it is dropped unless it names an agent.
     """
     if _AGENT_ID not in bytes(record.toolUseResult):
-        record.toolUseResult = _NOTHING
+        record.toolUseResult = _EMPTY
     record.data = Raw(bytes(record.data)[:_HOOK_HEAD])
     _copy_raw(record, _RAW_OF_RECORD)
     if record.message is not None:
@@ -291,43 +293,43 @@ def _detach(record: ClaudeRecord) -> None:
 def _copy_raw(value: ClaudeRecord | ClaudeMessage | ClaudeBlock, names: Sequence[str]) -> None:
     for name in names:
         raw: Raw = getattr(value, name)
-        if raw is not _NOTHING:
+        if raw is not _EMPTY:
             setattr(value, name, raw.copy())
 
 
 def read_message_lines(file: LogFile) -> Iterator[bytes]:
     """Yield the unparsed lines that may hold an assistant or user message. Raises OSError."""
     with file.open() as stream:
-        for some in whole_lines(stream, Counter()):
-            yield from (line for line in BytesIO(some) if _MESSAGE_ROLE.search(line) is not None)
+        for chunk in whole_lines(stream, Counter()):
+            yield from (line for line in BytesIO(chunk) if _MESSAGE_ROLE.search(line) is not None)
 
 
-def decode_envelopes(some: bytes, *, backwards: bool = False) -> Iterator[ClaudeEnvelope]:
-    """Yield the envelopes of some lines, decoded one at a time; malformed lines are skipped."""
-    for line in _lines_from_end(some) if backwards else BytesIO(some):
+def decode_envelopes(chunk: bytes, *, backwards: bool = False) -> Iterator[ClaudeEnvelope]:
+    """Yield the envelopes of the lines of a chunk, decoded one at a time; malformed lines are skipped."""
+    for line in _lines_from_end(chunk) if backwards else BytesIO(chunk):
         with suppress(*DECODE_ERRORS):
-            yield _envelope(line)
+            yield _decode_envelope(line)
 
 
-def _lines_from_end(some: bytes) -> Iterator[bytes]:
-    end = len(some)
+def _lines_from_end(chunk: bytes) -> Iterator[bytes]:
+    end = len(chunk)
     while end:
-        begin = some.rfind(b"\n", 0, end - 1) + 1
-        yield some[begin:end]
+        begin = chunk.rfind(b"\n", 0, end - 1) + 1
+        yield chunk[begin:end]
         end = begin
 
 
-def _at_once(some: bytes, _: Counter[str]) -> list[ClaudeRecord]:
+def _decode_chunk(chunk: bytes, _: Counter[str]) -> list[ClaudeRecord]:
     """Decode all lines in one call. Raises one of `DECODE_ERRORS` if any line is malformed."""
-    records = _decode_lines(some)
-    if not some.isascii():
-        some.decode()  # check UTF-8 here, since msgspec does not validate raw fields
+    records = _decode_lines(chunk)
+    if not chunk.isascii():
+        chunk.decode()  # check UTF-8 here, since msgspec does not validate raw fields
     return records
 
 
-def _one_by_one(some: bytes, losses: Counter[str]) -> list[ClaudeRecord]:
+def _decode_line_by_line(chunk: bytes, losses: Counter[str]) -> list[ClaudeRecord]:
     """Decode lines one by one, and recover what is possible from malformed ones."""
-    lines = BytesIO(some).readlines()  # reading through a stream is much faster than splitting the bytes
+    lines = BytesIO(chunk).readlines()  # reading through a stream is much faster than splitting the bytes
     records: list[ClaudeRecord] = []
     decoded = map(_decode, lines)
     while True:
@@ -338,62 +340,62 @@ def _one_by_one(some: bytes, losses: Counter[str]) -> list[ClaudeRecord]:
             break
         except DECODE_ERRORS as error:
             line = lines[len(records)]
-            records.append(_NOTHING_SAID if line.isspace() else _salvage(line, error, losses))
-    if not some.isascii():
-        for at, line in enumerate(lines):
-            if not line.isascii() and records[at].type != UNREADABLE:
+            records.append(_IGNORED if line.isspace() else _salvage(line, error, losses))
+    if not chunk.isascii():
+        for index, line in enumerate(lines):
+            if not line.isascii() and records[index].type != UNREADABLE:
                 try:
                     line.decode()
                 except UnicodeDecodeError as error:
-                    records[at] = _salvage(line, error, losses)
+                    records[index] = _salvage(line, error, losses)
     return records
 
 
-def _file_records(lines: ClaudeLog, some: bytes, new_records: list[ClaudeRecord]) -> None:
-    """Add decoded records to the log. `some` are the lines that they were decoded from."""
-    records = lines.records
-    ledger = False
+def _add_records(log: ClaudeLog, chunk: bytes, new_records: list[ClaudeRecord]) -> None:
+    """Add decoded records to the log. `chunk` has the lines that they were decoded from."""
+    records = log.records
+    has_ledger = False
     for record in new_records:
         if record.uuid is not None:
             kind = record.type
             if kind == "assistant":
                 records.append(record)
                 if _answers_nothing(record):
-                    lines.ends.append(len(records))
+                    log.ends.append(len(records))
                 continue
             if kind == "attachment":
-                lines.attachments = True
+                log.attachments = True
             elif kind == "progress" and _RESUMED in bytes(record.data)[:_HOOK_HEAD]:
-                lines.ends.append(len(records))  # the program ran the hooks of a resumed session
+                log.ends.append(len(records))  # the program ran the hooks of a resumed session
             records.append(record)
         elif record.type in _LEDGER:
-            ledger = True
+            has_ledger = True
         elif record.type == _SNAPSHOT:
-            _file_snapshot(lines, record)
+            _count_snapshot(log, record)
         elif record.type == _SUMMARY:
             if records and _ends_turn(records[-1]):
-                lines.ends.append(len(records))  # a title is written when the program starts
-        elif record.type not in _ASIDE:
-            _file_without_uuid(lines, record)
-    if not lines.sidechains and True in [record.isSidechain for record in new_records]:
-        lines.sidechains = True
-    if lines.envelope.sessionId is None and records:
-        _find_envelope(lines, some)
-    if ledger:
-        for line in BytesIO(some):
-            if b'"api-request' in line and (record := _one_by_one(line, Counter())[0]).uuid is None:
-                lines.ledger += [line] if record.type in _LEDGER else ()
+                log.ends.append(len(records))  # a title is written when the program starts
+        elif record.type not in _NOT_CONVERSATION:
+            _add_without_uuid(log, record)
+    if not log.sidechains and True in [record.isSidechain for record in new_records]:
+        log.sidechains = True
+    if log.envelope.sessionId is None and records:
+        _find_envelope(log, chunk)
+    if has_ledger:
+        for line in BytesIO(chunk):
+            if b'"api-request' in line and (record := _decode_line_by_line(line, Counter())[0]).uuid is None:
+                log.ledger += [line] if record.type in _LEDGER else ()
 
 
-def _file_snapshot(lines: ClaudeLog, record: ClaudeRecord) -> None:
+def _count_snapshot(log: ClaudeLog, record: ClaudeRecord) -> None:
     """Count a file snapshot for a prompt. A resumed session writes all of its snapshots again."""
     if record.messageId is not None and not record.isSnapshotUpdate:
-        before = max(lines.snapshots.values(), default=1)
-        lines.snapshots[record.messageId] += 1
+        most_saved = max(log.snapshots.values(), default=1)
+        log.snapshots[record.messageId] += 1
         # Snapshots may be written one by one during the first turn, so only the first repeated one marks the
         # start.
-        if lines.snapshots[record.messageId] > max(before, 1) and lines.records:
-            lines.ends.append(len(lines.records))
+        if log.snapshots[record.messageId] > max(most_saved, 1) and log.records:
+            log.ends.append(len(log.records))
 
 
 def _answers_nothing(record: ClaudeRecord) -> bool:
@@ -412,37 +414,37 @@ def _ends_turn(record: ClaudeRecord) -> bool:
     )
 
 
-def _file_without_uuid(lines: ClaudeLog, record: ClaudeRecord) -> None:
+def _add_without_uuid(log: ClaudeLog, record: ClaudeRecord) -> None:
     """Add a record that has no uuid.
 
     If it belongs to the conversation, the record before it becomes its parent.
     """
     if record.type in ("user", "assistant", UNREADABLE):
         if record.type != UNREADABLE:
-            lines.losses["no-uuid"] += 1
-        record.uuid = f"?{len(lines.records)}"
-        if record.parentUuid is None and lines.records:
-            record.parentUuid = lines.records[-1].uuid
-        lines.records.append(record)
+            log.losses["no-uuid"] += 1
+        record.uuid = f"?{len(log.records)}"
+        if record.parentUuid is None and log.records:
+            record.parentUuid = log.records[-1].uuid
+        log.records.append(record)
     elif record.type == "last-prompt":
-        lines.ends.append(len(lines.records))
+        log.ends.append(len(log.records))
     elif record.type == "queue-operation":
-        prompt = lines.queue.take_sent_prompt() if record.operation == "remove" else None
-        if prompt is not None and lines.records:
-            name, above = f"?{len(lines.records)}", lines.records[-1].uuid
-            lines.records.append(
+        prompt = log.queue.take_sent_prompt() if record.operation == "remove" else None
+        if prompt is not None and log.records:
+            uuid, parent = f"?{len(log.records)}", log.records[-1].uuid
+            log.records.append(
                 ClaudeRecord(
                     type=QUEUED_PROMPT,
-                    uuid=name,
-                    parentUuid=above,
+                    uuid=uuid,
+                    parentUuid=parent,
                     content=prompt,
                     timestamp=record.timestamp,
                 )
             )
-        elif lines.queue.program_started(record, len(lines.records)):
-            lines.ends.append(len(lines.records))
+        elif log.queue.program_started(record, len(log.records)):
+            log.ends.append(len(log.records))
     else:
-        lines.losses[f"unknown-type:{record.type[:40]}"] += 1
+        log.losses[f"unknown-type:{record.type[:40]}"] += 1
 
 
 def _salvage(line: bytes, error: Exception, losses: Counter[str]) -> ClaudeRecord:
@@ -450,20 +452,20 @@ def _salvage(line: bytes, error: Exception, losses: Counter[str]) -> ClaudeRecor
 
     Its uuid and parent matter most, since they keep the chain connected.
     """
-    value: Any = _FAILED
-    if line.startswith(_MARK):
-        line = line.removeprefix(_MARK)
+    value: Any = _UNDECODED
+    if line.startswith(_BOM):
+        line = line.removeprefix(_BOM)
         value = _load_loosely(line)
     elif isinstance(error, UnicodeDecodeError):
         losses["bad-utf8"] += 1
         value = _load_loosely(line.decode(errors="replace"))
-    elif isinstance(error, msgspec.ValidationError | RecursionError) or _HALF.search(line) is not None:
+    elif isinstance(error, msgspec.ValidationError | RecursionError) or _SURROGATE.search(line) is not None:
         # JavaScript writes unpaired surrogates, which msgspec rejects and the standard library accepts.
         value = _load_loosely(line)
-    if value is _FAILED:
+    if value is _UNDECODED:
         losses["bad-json"] += 1
-        at = line.rfind(b'"uuid":')
-        uuid = _UUID.match(line, at) if at > 0 and line[at - 1] in b",{ " else None
+        position = line.rfind(b'"uuid":')
+        uuid = _UUID.match(line, position) if position > 0 and line[position - 1] in b",{ " else None
         parent = _PARENT.search(line, 0, 4000)
         return ClaudeRecord(
             type=UNREADABLE,
@@ -473,7 +475,7 @@ def _salvage(line: bytes, error: Exception, losses: Counter[str]) -> ClaudeRecor
         )
     if not isinstance(value, dict):
         losses["not-an-object"] += 1
-        return _NOTHING_SAID
+        return _IGNORED
     fields = cast(dict[str, Any], value)
     try:
         return _decode(_encoded(fields))
@@ -482,12 +484,12 @@ def _salvage(line: bytes, error: Exception, losses: Counter[str]) -> ClaudeRecor
 
 
 def _load_loosely(line: str | bytes) -> Any:
-    if len(line) > _LOOSE:
-        return _FAILED  # as Python objects the value could take a hundred times as much memory
+    if len(line) > _MOST_LOOSE_BYTES:
+        return _UNDECODED  # as Python objects the value could take a hundred times as much memory
     try:
         return json.loads(line)
     except DECODE_ERRORS:
-        return _FAILED
+        return _UNDECODED
 
 
 def _encoded(value: Any) -> bytes:
@@ -508,10 +510,10 @@ def _valid_fields(fields: dict[str, Any], losses: Counter[str]) -> dict[str, Any
 
     Blocks of a message are checked likewise.
     """
-    sound: dict[str, Any] = {}
+    valid: dict[str, Any] = {}
     for key, value in fields.items():
         if _decodes({key: value}, _decode):
-            sound[key] = value
+            valid[key] = value
             continue
         losses[f"odd-field:{key[:40]}"] += 1
         if key == "message" and isinstance(value, dict):
@@ -519,76 +521,76 @@ def _valid_fields(fields: dict[str, Any], losses: Counter[str]) -> dict[str, Any
             content = body.get("content")
             if isinstance(content, list):
                 blocks = cast(list[Any], content)
-                body = {**body, "content": [block for block in blocks if _decodes(block, _block)]}
-            sound[key] = {name: item for name, item in body.items() if _decodes({name: item}, _body)}
-    return sound
+                body = {**body, "content": [block for block in blocks if _decodes(block, _decode_block)]}
+            valid[key] = {name: item for name, item in body.items() if _decodes({name: item}, _decode_body)}
+    return valid
 
 
-def _find_envelope(lines: ClaudeLog, some: bytes) -> None:
+def _find_envelope(log: ClaudeLog, chunk: bytes) -> None:
     """Set the envelope from the first line that has a session id and a uuid."""
-    for envelope in decode_envelopes(some):
+    for envelope in decode_envelopes(chunk):
         if envelope.sessionId is not None and envelope.uuid is not None:
-            lines.envelope = envelope
+            log.envelope = envelope
             return
 
 
 def whole_lines(stream: BinaryIO, losses: Counter[str], head: bytes = b"") -> Iterator[bytes]:
-    """Yield the stream in pieces of whole lines, without lines longer than `MAX_LINE_BYTES`.
+    """Yield the stream in chunks of whole lines, without lines longer than `MAX_LINE_BYTES`.
 
     `head` is what was read of it already.
     """
-    pieces: list[bytes] = []
-    size = 0
-    while piece := head or stream.read(_PIECE):
+    unfinished: list[bytes] = []
+    unfinished_bytes = 0
+    while data := head or stream.read(_READ_BYTES):
         head = b""
-        end = piece.rfind(b"\n") + 1
+        end = data.rfind(b"\n") + 1
         if end:
-            if size <= MAX_LINE_BYTES:
-                yield b"".join((*pieces, memoryview(piece)[:end])) if pieces else piece[:end]
+            if unfinished_bytes <= MAX_LINE_BYTES:
+                yield b"".join((*unfinished, memoryview(data)[:end])) if unfinished else data[:end]
             else:
                 losses["line-too-long"] += 1
-                yield piece[piece.index(b"\n") + 1 : end]
-            pieces.clear()
-            size = 0
-            piece = piece[end:]
-        size += len(piece)
-        if size > MAX_LINE_BYTES:
-            pieces.clear()  # inside an overlong line: its remaining data is dropped
-        elif piece:
-            pieces.append(piece)
-    if size > MAX_LINE_BYTES:
+                yield data[data.index(b"\n") + 1 : end]
+            unfinished.clear()
+            unfinished_bytes = 0
+            data = data[end:]
+        unfinished_bytes += len(data)
+        if unfinished_bytes > MAX_LINE_BYTES:
+            unfinished.clear()  # inside an overlong line: its remaining data is dropped
+        elif data:
+            unfinished.append(data)
+    if unfinished_bytes > MAX_LINE_BYTES:
         losses["line-too-long"] += 1
-    elif pieces:
-        yield b"".join(pieces)
+    elif unfinished:
+        yield b"".join(unfinished)
 
 
 def parents_first(records: Sequence[ClaudeRecord], losses: Counter[str]) -> Sequence[ClaudeRecord]:
     """Return the records without duplicates, each after its parent, otherwise in file order."""
-    first: dict[str | None, ClaudeRecord] = {}
+    first_by_uuid: dict[str | None, ClaudeRecord] = {}
     for record in records:
-        if first.setdefault(record.uuid, record) is not record:
+        if first_by_uuid.setdefault(record.uuid, record) is not record:
             losses["repeated-uuid"] += 1
-    done: dict[str | None, ClaudeRecord] = {}
+    placed: dict[str | None, ClaudeRecord] = {}
     # uuid of a parent that has not come yet → the records that wait for it
-    waiting: dict[str | None, list[ClaudeRecord]] = {}
+    waiting_by_parent: dict[str | None, list[ClaudeRecord]] = {}
 
-    def put(record: ClaudeRecord) -> None:
+    def place(record: ClaudeRecord) -> None:
         stack = [record]
         while stack:
-            one = stack.pop()
-            done[one.uuid] = one
-            stack += reversed(waiting.pop(one.uuid, []))
+            current = stack.pop()
+            placed[current.uuid] = current
+            stack += reversed(waiting_by_parent.pop(current.uuid, []))
 
-    for record in first.values():
-        if record.parentUuid in first and record.parentUuid not in done:
-            waiting.setdefault(record.parentUuid, []).append(record)
+    for record in first_by_uuid.values():
+        if record.parentUuid in first_by_uuid and record.parentUuid not in placed:
+            waiting_by_parent.setdefault(record.parentUuid, []).append(record)
         else:
-            put(record)
-    for record in first.values():
-        if record.uuid not in done:
+            place(record)
+    for record in first_by_uuid.values():
+        if record.uuid not in placed:
             losses["circle"] += 1
-            waiting[record.parentUuid].remove(record)
-            put(record)
-    if list(done) != list(first):
+            waiting_by_parent[record.parentUuid].remove(record)
+            place(record)
+    if list(placed) != list(first_by_uuid):
         losses["out-of-order"] += 1
-    return list(done.values())
+    return list(placed.values())

@@ -70,7 +70,9 @@ class ClaudeCodeRenderer:
         ]
         message: Message = next(iter(_assistant(blocks)), Message())
         kinds = {block.type for block in blocks if isinstance(block, ClaudeBlock)}
-        thoughts = [text(b.thinking) for b in blocks if isinstance(b, ClaudeBlock) and b.type == "thinking"]
+        thoughts = [
+            text(block.thinking) for block in blocks if isinstance(block, ClaudeBlock) and block.type == "thinking"
+        ]
         thinking = "\n".join(thought for thought in thoughts if thought)
         return TurnAction(
             content=message.get("content"),
@@ -192,18 +194,21 @@ def _with_added(sent: SentRecord) -> list[Message]:
         return _user([*sent.added, *blocks])
     messages = _user(blocks, sent.cleared)
     added = list(sent.added)
-    last, raw = messages[-1], next((bytes(b.content) for b in reversed(blocks) if isinstance(b, ClaudeBlock)), b"")
-    if last["role"] == "tool" and raw.startswith(b'"'):
+    last_message, last_raw = (
+        messages[-1],
+        next((bytes(block.content) for block in reversed(blocks) if isinstance(block, ClaudeBlock)), b""),
+    )
+    if last_message["role"] == "tool" and last_raw.startswith(b'"'):
         texts = [part for part in added if isinstance(part, str)]
-        last["content"] = "\n\n".join(filter(None, (last["content"].rstrip(), *texts)))
+        last_message["content"] = "\n\n".join(filter(None, (last_message["content"].rstrip(), *texts)))
         added = [part for part in added if not isinstance(part, str)]
-    elif last["role"] == "tool" and sent.extends_lists and all(isinstance(part, str) for part in added):
-        parts = last["content"]
+    elif last_message["role"] == "tool" and sent.extends_lists and all(isinstance(part, str) for part in added):
+        parts = last_message["content"]
         if isinstance(parts, str):
             parts = [{"type": "text", "text": parts}]
         if parts[-1]["type"] == "text":
             parts = [*parts[:-1], {**parts[-1], "text": f"{parts[-1]['text']}\n"}]
-        last["content"] = [*parts, *({"type": "text", "text": part} for part in added)]
+        last_message["content"] = [*parts, *({"type": "text", "text": part} for part in added)]
         added = []
     return [*messages, *_user(added)]
 

@@ -11,7 +11,7 @@ shorter than that of the response before it, but for
 In some 18,500 requests of public sessions that followed tool results only, the prompt was either longer than the
 one before, or shorter by more than 24,000 tokens, in versions that log no such clearing.
 
-A server that reports no cache gives no such figures. Behind so many results that the program may have cleared
+A server that reports no cache gives no such figures. After so many results that the program may have cleared
 some, its states are uncertain, unless its figures grow and are large enough for all of the results.
 """
 
@@ -51,7 +51,7 @@ _LEAST_ADDED = min(ADDED_TOKENS.values())
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 
 
-class _Before(Struct, frozen=True, gc=False):
+class _Preceding(Struct, frozen=True, gc=False):
     """The last response before a node on its path, with its usage; what was sent of it has not changed since.
 
     `prompts`: the user wrote after it, `same_run`: in the same run of the program.
@@ -97,8 +97,10 @@ def shortened_prompts(
                 notes[response.node] = CLEARING_UNKNOWN
         elif longest - tokens <= _LEAST_ADDED:
             longest = max(longest, tokens)
-        elif (before := paths.before(response)) is not None and paths.is_shorter(before, response, tokens):
-            replaced = not behaviour.logs_compactions and _is_halved(before.usage, usage)
+        elif (preceding := paths.preceding(response)) is not None and paths.is_shorter(
+            preceding, response, tokens
+        ):
+            replaced = not behaviour.logs_compactions and _is_halved(preceding.usage, usage)
             notes[response.node] = COMPACTION_NOT_LOGGED if replaced else CLEARED_NOT_LOGGED
     return notes
 
@@ -117,12 +119,12 @@ def _most_result_bytes(nodes: Sequence[TraceNode]) -> int:
     return size
 
 
-def _may_be_cleared(before: _Results, usage: PromptUsage | None) -> bool:
+def _may_be_cleared(results: _Results, usage: PromptUsage | None) -> bool:
     """Return whether results before a response that reports no cache may have been cleared."""
-    if before.size < _CLEARABLE_BYTES or before.measured:
+    if results.size < _CLEARABLE_BYTES or results.measured:
         return False
     tokens = usage.prompt_tokens() if usage is not None else 0
-    return tokens < before.tokens or tokens * MOST_BYTES_PER_TOKEN < before.size
+    return tokens < results.tokens or tokens * MOST_BYTES_PER_TOKEN < results.size
 
 
 class _Paths:
@@ -133,7 +135,7 @@ class _Paths:
     def __init__(self, nodes: Sequence[TraceNode]) -> None:
         self._nodes = nodes
         self._usages: dict[str, PromptUsage | None] = {}  # by key of a response
-        self._before: dict[int, _Before | None] = {-1: None}  # by node: what precedes the nodes behind it
+        self._preceding: dict[int, _Preceding | None] = {-1: None}  # by node: what precedes the nodes after it
         self._results: dict[int, _Results] = {-1: _Results()}  # by the last node of a path
         self._thinking: dict[int, float] = {-1: 0.0}  # the same: the most tokens of the thinking of all responses
 
@@ -144,49 +146,55 @@ class _Paths:
             self._usages[key] = usage_of(response)
         return self._usages[key]
 
-    def before(self, response: ClaudeResponse) -> _Before | None:
+    def preceding(self, response: ClaudeResponse) -> _Preceding | None:
         """Return what precedes a response; None if no response does, or if what was sent of it has changed since,
         which the log tells.
         """
-        nodes, visited = self._nodes, self._before
-        at = nodes[response.node].parent
+        nodes, visited = self._nodes, self._preceding
+        tip = nodes[response.node].parent
         unvisited: list[int] = []
-        while at not in visited and response_of(nodes[at].body) is None:
-            unvisited.append(at)
-            at = nodes[at].parent
-        if at not in visited:
-            earlier = response_of(nodes[at].body)
-            is_first = earlier is not None and nodes[at].body is earlier and earlier.node == at
-            visited[at] = _Before(earlier, self.usage(earlier)) if earlier is not None and is_first else None
-        before = visited[at]
+        while tip not in visited and response_of(nodes[tip].body) is None:
+            unvisited.append(tip)
+            tip = nodes[tip].parent
+        if tip not in visited:
+            response_before = response_of(nodes[tip].body)
+            is_first = (
+                response_before is not None and nodes[tip].body is response_before and response_before.node == tip
+            )
+            visited[tip] = (
+                _Preceding(response_before, self.usage(response_before))
+                if response_before is not None and is_first
+                else None
+            )
+        preceding = visited[tip]
         for node in reversed(unvisited):
             body = nodes[node].body
             if isinstance(body, SentRecord) and body.cleared:
-                before = None
-            elif before is not None and (sent := tree.sent_record(body)) and not tree.result_ids(sent.record):
-                same_run = before.same_run and bool(len(sent.record.todos))
-                before = _Before(before.response, before.usage, prompts=True, same_run=same_run)
-            visited[node] = before
-        return before
+                preceding = None
+            elif preceding is not None and (sent := tree.sent_record(body)) and not tree.result_ids(sent.record):
+                same_run = preceding.same_run and bool(len(sent.record.todos))
+                preceding = _Preceding(preceding.response, preceding.usage, prompts=True, same_run=same_run)
+            visited[node] = preceding
+        return preceding
 
-    def is_shorter(self, before: _Before, response: ClaudeResponse, tokens: int) -> bool:
+    def is_shorter(self, preceding: _Preceding, response: ClaudeResponse, tokens: int) -> bool:
         """Return whether the prompt of a response, of so many tokens, was shorter than expected."""
-        tokens_before = _tokens(before.usage)
-        if tokens_before is None or _model(before.response) != _model(response):
+        tokens_before = _tokens(preceding.usage)
+        if tokens_before is None or _model(preceding.response) != _model(response):
             return False
-        unexplained = tokens_before - tokens - ADDED_TOKENS[before.same_run]
-        if unexplained <= 0 or not before.prompts:
+        unexplained = tokens_before - tokens - ADDED_TOKENS[preceding.same_run]
+        if unexplained <= 0 or not preceding.prompts:
             return unexplained > 0
         return unexplained > self._thinking_before(response.node)
 
-    def results(self, at: int) -> _Results:
+    def results(self, tip: int) -> _Results:
         """Return the tool results on the path to a node."""
         nodes, visited = self._nodes, self._results
         unvisited: list[int] = []
-        while at not in visited:
-            unvisited.append(at)
-            at = nodes[at].parent
-        results = visited[at]
+        while tip not in visited:
+            unvisited.append(tip)
+            tip = nodes[tip].parent
+        results = visited[tip]
         for node in reversed(unvisited):
             results = visited[node] = self._with_results(results, nodes[node].body)
         return results
@@ -205,27 +213,27 @@ class _Paths:
             return results
         return _Results(results.size + text_bytes(sent.record), results.tokens, results.measured)
 
-    def _thinking_before(self, index: int) -> float:
+    def _thinking_before(self, node: int) -> float:
         """Return the most tokens that the thinking of all responses above a node can have.
 
         That is infinite where the log hides it.
         """
-        nodes, sums = self._nodes, self._thinking
-        above: list[int] = []
-        at = nodes[index].parent
-        while at not in sums:
-            above.append(at)
-            at = nodes[at].parent
-        total = sums[at]
-        for node in reversed(above):
-            if (response := response_of(nodes[node].body)) is not None:
+        nodes, totals = self._nodes, self._thinking
+        unvisited: list[int] = []
+        tip = nodes[node].parent
+        while tip not in totals:
+            unvisited.append(tip)
+            tip = nodes[tip].parent
+        total = totals[tip]
+        for step in reversed(unvisited):
+            if (response := response_of(nodes[step].body)) is not None:
                 total += _thinking_tokens(response)
-            sums[node] = total
+            totals[step] = total
         return total
 
 
-def _is_halved(before: PromptUsage | None, usage: PromptUsage | None) -> bool:
-    tokens_before, tokens = _tokens(before), _tokens(usage)
+def _is_halved(usage_before: PromptUsage | None, usage: PromptUsage | None) -> bool:
+    tokens_before, tokens = _tokens(usage_before), _tokens(usage)
     return tokens_before is not None and tokens is not None and tokens < tokens_before / 2
 
 

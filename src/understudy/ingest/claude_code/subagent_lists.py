@@ -30,24 +30,24 @@ def with_lists(
             continue
         if agent == _HAS_ALL_TOOLS if kind == _SKILLS else _may_start_agents(agent, sent):
             lists.append(sent)
-    at = _after_first_results(records) if lists else None
-    if at is None:
+    index = _after_first_results(records) if lists else None
+    if index is None:
         return records
-    following = records[at]
+    response = records[index]
     added: list[ClaudeRecord] = []
-    for number, one in enumerate(lists):
-        uuid = f"list-{number}-sent-before-{following.uuid}"
+    for number, record in enumerate(lists):
+        uuid = f"list-{number}-sent-before-{response.uuid}"
         added.append(
             ClaudeRecord(
                 type="attachment",
                 uuid=uuid,
-                parentUuid=following.parentUuid,
+                parentUuid=response.parentUuid,
                 isSidechain=True,
-                attachment=one.attachment,
+                attachment=record.attachment,
             )
         )
-        following.parentUuid = uuid
-    return [*records[:at], *added, *records[at:]]
+        response.parentUuid = uuid
+    return [*records[:index], *added, *records[index:]]
 
 
 def _is_list(record: ClaudeRecord, kind: bytes) -> bool:
@@ -56,15 +56,15 @@ def _is_list(record: ClaudeRecord, kind: bytes) -> bool:
 
 def _after_first_results(records: Sequence[ClaudeRecord]) -> int | None:
     """Return the index of the first record of the first response that follows tool results."""
-    before = ""
-    answered = False
-    for at, record in enumerate(records):
-        answered = answered or bool(result_ids(record))
+    previous_key = ""
+    has_results = False
+    for index, record in enumerate(records):
+        has_results = has_results or bool(result_ids(record))
         if record.type == "assistant" and record.message is not None:
             key = record.message.id or record.uuid or ""
-            if answered and key != before:
-                return at
-            before = key
+            if has_results and key != previous_key:
+                return index
+            previous_key = key
     return None
 
 

@@ -61,10 +61,12 @@ def claude_tools(
     nearest = _nearest(sorted(table.versions), tuple(map(int, version_match.groups())))
     modes = table.versions[nearest[0]]
     lists = [mode.get("subagent" if subagent else "main") or mode["main"] for mode in modes]
-    chosen = list(max(lists, key=lambda indexes: len({table.names[at] for at in indexes}.intersection(called))))
-    for name in sorted(set(called).difference(table.names[at] for at in chosen)):
-        others = (at for version in nearest for mode in table.versions[version] for at in mode["main"])
-        chosen += [at for at in others if table.names[at] == name][:1]
+    chosen = list(
+        max(lists, key=lambda indexes: len({table.names[index] for index in indexes}.intersection(called)))
+    )
+    for name in sorted(set(called).difference(table.names[index] for index in chosen)):
+        elsewhere = (index for version in nearest for mode in table.versions[version] for index in mode["main"])
+        chosen += [index for index in elsewhere if table.names[index] == name][:1]
     date_match = _DATE.match(date or "")
     tools = _tools(tuple(chosen), None if date_match is None else date_match[0])
     return RecordedTools(".".join(map(str, nearest[0])), tools.copy())
@@ -73,16 +75,18 @@ def claude_tools(
 def _nearest(versions: list[tuple[int, ...]], version: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Return the versions from the nearest to `version` to the farthest, by their distance in the list."""
     index = bisect_right(versions, version)
-    beside = range(max(index - 1, 0), min(index + 1, len(versions)))
-    first = min(beside, key=lambda at: [abs(a - b) for a, b in zip(versions[at], version, strict=True)])
-    return [versions[at] for at in sorted(range(len(versions)), key=lambda at: abs(at - first))]
+    neighbours = range(max(index - 1, 0), min(index + 1, len(versions)))
+    nearest = min(
+        neighbours, key=lambda index: [abs(a - b) for a, b in zip(versions[index], version, strict=True)]
+    )
+    return [versions[index] for index in sorted(range(len(versions)), key=lambda index: abs(index - nearest))]
 
 
 @lru_cache(maxsize=256)
-def _tools(chosen: tuple[int, ...], day: str | None) -> list[dict[str, Any]]:
+def _tools(chosen: tuple[int, ...], date: str | None) -> list[dict[str, Any]]:
     """Return tool definitions with the day of a session in their texts."""
     definitions = _table().definitions
-    return [json.loads(_dated(definitions[at], day)) for at in chosen]
+    return [json.loads(_dated(definitions[index], date)) for index in chosen]
 
 
 def _dated(definition: str, date: str | None) -> str:

@@ -139,41 +139,41 @@ def cleared_tool_calls(boundary: ClaudeRecord) -> frozenset[str]:
     return frozenset(_microcompaction(boundary.microcompactMetadata).compactedToolIds)
 
 
-def _bodies(nodes: Sequence[TraceNode], at: int, end: object = None) -> list[object]:
-    """Return the bodies from `at` back to the root, or back to the node just after the one with body `end`."""
+def _bodies(nodes: Sequence[TraceNode], tip: int, end: object = None) -> list[object]:
+    """Return the bodies from `tip` back to the root, or back to the node just after the one with body `end`."""
     bodies: list[object] = []
-    while at >= 0 and (end is None or nodes[at].body is not end):
-        bodies.append(nodes[at].body)
-        at = nodes[at].parent
+    while tip >= 0 and (end is None or nodes[tip].body is not end):
+        bodies.append(nodes[tip].body)
+        tip = nodes[tip].parent
     return bodies
 
 
-def path_with_cleared_results(nodes: list[TraceNode], at: int, ids: frozenset[str]) -> int:
-    """Copy the path to `at` with the results of these calls cleared. Returns the last node of the copy."""
-    bodies = _bodies(nodes, at)
+def path_with_cleared_results(nodes: list[TraceNode], tip: int, ids: frozenset[str]) -> int:
+    """Copy the path to `tip` with the results of these calls cleared. Returns the last node of the copy."""
+    bodies = _bodies(nodes, tip)
     changed: dict[int, object] = {}
     for index, body in enumerate(bodies):
         results = sent_record(body)
-        if results is not None and (hit := ids.intersection(result_ids(results.record)) - results.cleared):
-            changed[index] = msgspec.structs.replace(results, cleared=hit | results.cleared)
-    return _copy_path(nodes, at, bodies, changed)
+        if results is not None and (cleared := ids.intersection(result_ids(results.record)) - results.cleared):
+            changed[index] = msgspec.structs.replace(results, cleared=cleared | results.cleared)
+    return _copy_path(nodes, tip, bodies, changed)
 
 
-def path_without(nodes: list[TraceNode], at: int, dropped: Collection[int], *, added: bool = False) -> int:
-    """Copy the path to `at` without the nodes in `dropped`, and with `added` also without texts added to records.
+def path_without(nodes: list[TraceNode], tip: int, dropped: Collection[int], *, added: bool = False) -> int:
+    """Copy the path to `tip` without the nodes in `dropped`, and with `added` also without texts added to records.
 
     Returns the last node of the copy.
     """
-    bodies = _bodies(nodes, at)
+    bodies = _bodies(nodes, tip)
     changed: dict[int, object] = {}
-    step = at
+    node = tip
     for index, body in enumerate(bodies):
-        if step in dropped:
+        if node in dropped:
             changed[index] = None
         elif added and isinstance(body, SentRecord) and body.added:
             changed[index] = msgspec.structs.replace(body, added=())
-        step = nodes[step].parent
-    return _copy_path(nodes, at, bodies, changed)
+        node = nodes[node].parent
+    return _copy_path(nodes, tip, bodies, changed)
 
 
 def has_image(record: ClaudeRecord) -> bool:
@@ -189,99 +189,99 @@ def has_unknown_block(content: Iterable[ClaudeBlock | str]) -> bool:
     return any(isinstance(block, ClaudeBlock) and block.type not in KNOWN_BLOCKS for block in content)
 
 
-def path_without_images(nodes: list[TraceNode], at: int) -> int:
-    """Copy the path to `at` with the images of prompts replaced by text. Returns the last node of the copy."""
-    bodies = _bodies(nodes, at)
+def path_without_images(nodes: list[TraceNode], tip: int) -> int:
+    """Copy the path to `tip` with the images of prompts replaced by text. Returns the last node of the copy."""
+    bodies = _bodies(nodes, tip)
     changed: dict[int, object] = {}
     for index, body in enumerate(bodies):
         sent = sent_record(body)
         if sent is not None and not sent.forgot_images and has_image(sent.record):
             changed[index] = msgspec.structs.replace(sent, forgot_images=True)
-    return _copy_path(nodes, at, bodies, changed)
+    return _copy_path(nodes, tip, bodies, changed)
 
 
-def path_after_resume(nodes: list[TraceNode], at: int, met: set[int]) -> int:
-    """Copy the path to `at`, keeping only results whose records (by Python's `id()`) are in `met`.
+def path_after_resume(nodes: list[TraceNode], tip: int, reached: set[int]) -> int:
+    """Copy the path to `tip`, keeping only results whose records (by Python's `id()`) are in `met`.
 
     Tool calls that lost their result are removed too. Returns the last node of the copy.
     """
-    bodies = _bodies(nodes, at)
+    bodies = _bodies(nodes, tip)
     changed: dict[int, object] = {}
     answered_calls: set[str] = set()
-    lost: set[str] = set()
+    lost_calls: set[str] = set()
     for index, body in enumerate(bodies):
         results = sent_record(body)
         if results is not None and (ids := result_ids(results.record)):
-            if id(results.record) in met:
+            if id(results.record) in reached:
                 answered_calls.update(ids)
             else:
-                lost.update(ids)
+                lost_calls.update(ids)
                 changed[index] = None
-        elif isinstance(body, ClaudeResponse) and not lost.isdisjoint(calls := _call_ids(body)):
+        elif isinstance(body, ClaudeResponse) and not lost_calls.isdisjoint(calls := _call_ids(body)):
             changed[index] = TrimmedResponse(body, frozenset(calls) & answered_calls)
-    return _copy_path(nodes, at, bodies, changed)
+    return _copy_path(nodes, tip, bodies, changed)
 
 
 def results_beside(
     record: ClaudeRecord, results: Sequence[ClaudeRecord], by_uuid: Mapping[str, ClaudeRecord]
 ) -> list[ClaudeRecord]:
     """Those of these results that following `parentUuid` from a record misses."""
-    waiting = {result.uuid for result in results}
-    last = results[0].uuid
+    missing = {result.uuid for result in results}
+    first_uuid = results[0].uuid
     step = record.parentUuid
     for _ in range(len(by_uuid)):
-        if step is None or (above := by_uuid.get(step)) is None:
+        if step is None or (ancestor := by_uuid.get(step)) is None:
             break
-        waiting.discard(step)
-        if not waiting or step == last:
+        missing.discard(step)
+        if not missing or step == first_uuid:
             break
-        if above.type == "user" and not result_ids(above):
+        if ancestor.type == "user" and not result_ids(ancestor):
             break  # an earlier prompt: the results that are still missing came after it
-        step = above.parentUuid
-    return [result for result in results if result.uuid in waiting] if waiting else []
+        step = ancestor.parentUuid
+    return [result for result in results if result.uuid in missing] if missing else []
 
 
-def path_without_pending_calls(nodes: list[TraceNode], at: int, response: ClaudeResponse) -> int:
-    """Append to `nodes` a copy of the path to `at`, the last result of `response`, without the calls that have no
+def path_without_pending_calls(nodes: list[TraceNode], tip: int, response: ClaudeResponse) -> int:
+    """Append to `nodes` a copy of the path to `tip`, the last result of `response`, without the calls that have no
     result.
 
-    Returns the index of the copy's last node; `at` itself, and no copy, if the response is not on the path.
+    Returns the index of the copy's last node; `tip` itself, and no copy, if the response is not on the path.
     """
-    bodies = _bodies(nodes, at, response)
-    step = at
+    bodies = _bodies(nodes, tip, response)
+    node = tip
     for _ in bodies:
-        step = nodes[step].parent
-    if step < 0:
-        return at  # the response is not on the path
+        node = nodes[node].parent
+    if node < 0:
+        return tip  # the response is not on the path
     answered_calls = frozenset(_call_ids(response)).difference(response.pending)
-    return _copy_path(nodes, at, [*bodies, response], {len(bodies): TrimmedResponse(response, answered_calls)})
+    return _copy_path(nodes, tip, [*bodies, response], {len(bodies): TrimmedResponse(response, answered_calls)})
 
 
-def repeat_response(nodes: list[TraceNode], at: int, response: ClaudeResponse) -> int:
-    """Append a second copy of a response and its results, which end at `at`. Returns the last node."""
-    for body in (response, *reversed(_bodies(nodes, at, response))):
-        nodes.append(TraceNode(at, body))
-        at = len(nodes) - 1
-    return at
+def repeat_response(nodes: list[TraceNode], tip: int, response: ClaudeResponse) -> int:
+    """Append a second copy of a response and its results, which end at `tip`. Returns the last node."""
+    for body in (response, *reversed(_bodies(nodes, tip, response))):
+        nodes.append(TraceNode(tip, body))
+        tip = len(nodes) - 1
+    return tip
 
 
-def _copy_path(nodes: list[TraceNode], at: int, bodies: list[object], changed: Mapping[int, object]) -> int:
-    """Copy the path to `at` with some bodies changed; a body that `changed` maps to None is left out.
+def _copy_path(nodes: list[TraceNode], tip: int, bodies: list[object], changed: Mapping[int, object]) -> int:
+    """Copy the path to `tip` with some bodies changed; a body that `changed` maps to None is left out.
 
-    `bodies` are those from `at` back to the root, and `changed` is keyed by index into it. Nodes before the first
+    `bodies` are those from `tip` back to the root, and `changed` is keyed by index into it. Nodes before the first
     change are shared with the old path. Returns the last node.
     """
     if not changed:
-        return at
-    first = max(changed)
-    for _ in range(first + 1):
-        at = nodes[at].parent
-    for index in range(first, -1, -1):
+        return tip
+    earliest = max(changed)
+    for _ in range(earliest + 1):
+        tip = nodes[tip].parent
+    for index in range(earliest, -1, -1):
         body = changed.get(index, bodies[index])
         if body is not None:
-            nodes.append(TraceNode(at, body))
-            at = len(nodes) - 1
-    return at
+            nodes.append(TraceNode(tip, body))
+            tip = len(nodes) - 1
+    return tip
 
 
 def sent_record(body: object) -> SentRecord | None:
@@ -312,15 +312,15 @@ def _call_ids(response: ClaudeResponse) -> list[str]:
 def is_new_branch(
     nodes: Sequence[TraceNode],
     response: ClaudeResponse,
-    others: Iterable[ClaudeResponse],
-    above: ClaudeRecord | None,
+    responses: Iterable[ClaudeResponse],
+    parent: ClaudeRecord | None,
 ) -> bool:
     """Return whether a record whose parent is `above` begins a new branch, which is so if its parent is a tool
     result and another response already follows the end of `response`.
     """
-    if above is None or not result_ids(above):
+    if parent is None or not result_ids(parent):
         return False
-    return any(nodes[other.node].parent == response.tail for other in others)
+    return any(nodes[candidate.node].parent == response.tail for candidate in responses)
 
 
 def is_reused_id(response: ClaudeResponse, record: ClaudeRecord) -> bool:
@@ -339,8 +339,8 @@ def is_older_than_summary(record: ClaudeRecord, body: object) -> bool:
     """
     if not isinstance(body, ClaudeRecord) or not body.isCompactSummary:
         return False
-    passed = seconds_between(body.timestamp, record.timestamp)
-    return passed is not None and passed < 0
+    elapsed_s = seconds_between(body.timestamp, record.timestamp)
+    return elapsed_s is not None and elapsed_s < 0
 
 
 def inherited_notes(
@@ -350,38 +350,38 @@ def inherited_notes(
     if not damage or not nodes:
         return {}
     # Paths may have been copied; copies are recognised by having the same body objects.
-    of_body = {id(nodes[index].body): own for index, own in damage.items()}
+    notes_of_body = {id(nodes[index].body): node_notes for index, node_notes in damage.items()}
     notes: dict[int, tuple[str, ...]] = {}
     # Parents come before their children in the list, so one pass is enough.
     for index in range(min(damage), len(nodes)):
         inherited = notes.get(nodes[index].parent, ())
-        own = of_body.get(id(nodes[index].body), ())
-        inherited += tuple(note for note in own if note not in inherited)
+        node_notes = notes_of_body.get(id(nodes[index].body), ())
+        inherited += tuple(note for note in node_notes if note not in inherited)
         if inherited:
             notes[index] = inherited
     return notes
 
 
-def active_responses(nodes: Sequence[TraceNode], at: int, boundaries: Collection[tuple[int, int]]) -> set[str]:
-    """Return the keys of the responses on the path to `at`, the last node, and on the paths that compactions
+def active_responses(nodes: Sequence[TraceNode], tip: int, boundaries: Collection[tuple[int, int]]) -> set[str]:
+    """Return the keys of the responses on the path to `tip`, the last node, and on the paths that compactions
     ended.
 
     `boundaries` has for each compaction the number of nodes before it, and the last node before it.
     """
     keys: set[str] = set()
-    bounds = list(boundaries)
-    while at >= 0:
-        node = nodes[at]
+    remaining = list(boundaries)
+    while tip >= 0:
+        node = nodes[tip]
         body = node.body
         if type(body) is ClaudeResponse:
             keys.add(body.key)
         elif type(body) is TrimmedResponse:
             keys.add(body.response.key)
-        beginning, at = at, node.parent
-        if at < 0:
-            while bounds and bounds[-1][0] > beginning:
-                bounds.pop()
-            at = bounds.pop()[1] if bounds else -1
+        root, tip = tip, node.parent
+        if tip < 0:
+            while remaining and remaining[-1][0] > root:
+                remaining.pop()
+            tip = remaining.pop()[1] if remaining else -1
     return keys
 
 
@@ -393,17 +393,17 @@ def only_prompt(records: Sequence[ClaudeRecord]) -> str | None:
     """
     prompts = [
         record.uuid
-        for record, after in zip_longest(records, records[1:])
+        for record, next_record in zip_longest(records, records[1:])
         if record.type == "user"
         and record.message is not None
         and isinstance(record.message.content, str)
         and not record.isSidechain
-        and (after is None or not _written_together(record, after))
+        and (next_record is None or not _written_together(record, next_record))
     ]
     return prompts[0] if len(prompts) == 1 else ""
 
 
-def _written_together(record: ClaudeRecord, after: ClaudeRecord) -> bool:
+def _written_together(record: ClaudeRecord, next_record: ClaudeRecord) -> bool:
     """Return whether two records were written within 20 ms of each other: faster than any model responds."""
-    passed = seconds_between(record.timestamp, after.timestamp)
-    return passed is not None and abs(passed) < 0.02
+    elapsed_s = seconds_between(record.timestamp, next_record.timestamp)
+    return elapsed_s is not None and abs(elapsed_s) < 0.02

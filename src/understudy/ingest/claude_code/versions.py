@@ -186,9 +186,9 @@ class VersionBehaviour(Struct, frozen=True):
 
     def is_confirmed(self, *rules: str) -> bool:
         """Return whether the nearest recorded versions on both sides have the same values in these fields."""
-        ours = [getattr(self, rule) for rule in rules]
+        values = [getattr(self, rule) for rule in rules]
         return bool(self.recorded) and all(
-            ours == [getattr(other, rule) for rule in rules] for other in self.recorded
+            values == [getattr(recorded, rule) for rule in rules] for recorded in self.recorded
         )
 
     def for_model(self, model: str | None) -> VersionBehaviour:
@@ -199,27 +199,29 @@ class VersionBehaviour(Struct, frozen=True):
 @lru_cache(maxsize=64)
 def _for_model(behaviour: VersionBehaviour, model: str | None) -> VersionBehaviour:
     is_newer = model is not None and _OLDER_MODELS.search(model) is None
-    warned = model is None or behaviour.warned_models is None or behaviour.warned_models.search(model) is not None
+    is_warned = (
+        model is None or behaviour.warned_models is None or behaviour.warned_models.search(model) is not None
+    )
     return msgspec.structs.replace(
         behaviour,
         has_system_messages=behaviour.has_system_messages and is_newer,
-        warns_of_files=behaviour.warns_of_files and warned,
-        adds_to_files=behaviour.adds_to_files and warned,
-        recorded=tuple(other.for_model(model) for other in behaviour.recorded),
+        warns_of_files=behaviour.warns_of_files and is_warned,
+        adds_to_files=behaviour.adds_to_files and is_warned,
+        recorded=tuple(recorded.for_model(model) for recorded in behaviour.recorded),
     )
 
 
 @lru_cache(maxsize=64)
 def behaviour_of(version: str | None) -> VersionBehaviour:
     """Return the behaviour of a version; for an unknown version, that of a recent one."""
-    numbers = _version_numbers(version or "")
-    if not numbers:
+    parsed = _version_numbers(version or "")
+    if not parsed:
         return VersionBehaviour()
-    number, recorded = numbers[0], _version_numbers(_RECORDED)
-    earlier = [other for other in recorded if other <= number][-1:]
-    later = [other for other in recorded if other >= number][:1]
+    version_number, recorded = parsed[0], _version_numbers(_RECORDED)
+    earlier = [candidate for candidate in recorded if candidate <= version_number][-1:]
+    later = [candidate for candidate in recorded if candidate >= version_number][:1]
     nearest = tuple(map(_behaviour, {*earlier, *later})) if earlier and later else ()
-    return msgspec.structs.replace(_behaviour(number), recorded=nearest)
+    return msgspec.structs.replace(_behaviour(version_number), recorded=nearest)
 
 
 def _version_numbers(text: str) -> list[tuple[int, ...]]:

@@ -12,7 +12,7 @@ So each record is appended to what the model had been sent when the record was w
 the rules; what only some versions of Claude Code do is in `versions.py`. The rules were found by comparing logs
 with the requests that were really sent (`bench/fidelity.py`, `tests/data/claude_code_sent`).
 
-Throughout, `at` is the index of the node that the next node will follow, -1 for the beginning.
+Throughout, `tip` is the index of the node that the next node will follow, -1 for the beginning.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ class _Walk:
         self.last_error: ClaudeRecord | None = None  # the last error that the CLI reported
         self.queued = QueuedPrompts(records)
         self.queued_before: dict[str, list[str]] = {}  # response key → queued prompts sent just before it
-        self.hurried: set[int] = set()  # messages that the user wrote before the last tool results arrived
-        self.unlogged: set[int] = set()  # nodes of messages that the CLI sent only until the user's next prompt
-        self.own_notes: dict[int, tuple[str, ...]] = {}  # notes on a response that later nodes do not inherit
+        self.hurried_nodes: set[int] = set()  # messages that the user wrote before the last tool results arrived
+        self.unlogged_nodes: set[int] = set()  # messages that the CLI sent only until the user's next prompt
+        self.response_notes: dict[int, tuple[str, ...]] = {}  # notes on a response that later nodes do not inherit
         self.lacks_summary = False  # a compaction was seen, but its summary not yet
         self.hooked: set[str] = set()  # keys of responses with tool calls on which hooks ran
         self.hides_plans = behaviour.hides_plans
@@ -155,8 +155,8 @@ class _Walk:
         preserved_behind, resumed = self.preserved_behind, self.resumed
         user, assistant, nodes = self.place_user, self.place_assistant, self.nodes
         calls, response_at = self.calls, self.response_at
-        last = -1
-        previous = None
+        last_tip = -1
+        previous_uuid = None
         response_id = ""
         response: ClaudeResponse | None = None
         for record in self.records:
@@ -165,21 +165,21 @@ class _Walk:
                 self.losses["repeated-uuid"] += uuid not in moved_up
                 continue
             parent = record.parentUuid
-            at = last if parent == previous else position.get(parent)  # usually the record just before
+            tip = last_tip if parent == previous_uuid else position.get(parent)  # usually the record just before
             damaged_from = -1
-            if at is None:
+            if tip is None:
                 if not self.arranged and parent in self.index.by_uuid:
                     raise _OutOfOrderError
                 # The parent was never written or is unreadable: assume that it was the record before this one.
-                at = last
+                tip = last_tip
                 damaged_from = len(nodes)
                 self.losses["missing-parent"] += 1
-                if uuid in resumed and leads_nowhere(record, self.index.by_uuid.get(previous or "")):
+                if uuid in resumed and leads_nowhere(record, self.index.by_uuid.get(previous_uuid or "")):
                     self.links[uuid] = None
             if resumed and uuid in resumed:
-                at = self.resumed_path(parent, at)
+                tip = self.resumed_path(parent, tip)
                 if damaged_from < 0:
-                    position[parent] = at
+                    position[parent] = tip
             kind = record.type
             if kind == "assistant":
                 body = record.message
@@ -187,81 +187,81 @@ class _Walk:
                 if body is None or (record.isApiErrorMessage and not self.behaviour.sends_errors):
                     self.losses["no-message"] += body is None
                     self.last_error = record
-                    if at >= 0:
-                        self.mark_unless_confirmed(self.end(at), "sends_errors")
+                    if tip >= 0:
+                        self.mark_unless_confirmed(self.end(tip), "sends_errors")
                 else:
                     key = body.id
-                    if key == response_id and response_at.get(at) is response and response is not None:
+                    if key == response_id and response_at.get(tip) is response and response is not None:
                         response.records.append(record)  # most frequent: another block of the same response
                     else:
-                        response = assistant(record, body, at)
+                        response = assistant(record, body, tip)
                         response_id = key or ""
-                    at = response.node
+                    tip = response.node
                     content = body.content
                     if type(content) is list:
                         for block in content:
                             if type(block) is ClaudeBlock and block.type == "tool_use":
-                                name = block.id
-                                if name is not None and name not in calls:
-                                    calls[name] = response
-                                    response.pending.append(name)
+                                call_id = block.id
+                                if call_id is not None and call_id not in calls:
+                                    calls[call_id] = response
+                                    response.pending.append(call_id)
                                     if block.name in self.unsure_calls:
                                         self.mark(response.tail, NOT_RECORDED)
                             elif type(block) is ClaudeBlock and block.type not in tree.KNOWN_BLOCKS:
                                 self.mark(response.tail, "unknown_block")
             elif kind == "user":
-                at = user(record, at)
+                tip = user(record, tip)
             elif kind != "progress":
-                at = self.place_other(record, at)
-            elif bytes(record.data) and record.is_tool_hook() and at in response_at:
-                self.hooked.add(response_at[at].key)
+                tip = self.place_other(record, tip)
+            elif bytes(record.data) and record.is_tool_hook() and tip in response_at:
+                self.hooked.add(response_at[tip].key)
             if damaged_from >= 0 and len(nodes) > damaged_from:
                 self.mark(damaged_from, "missing-parent")
-            position[uuid] = last = at
-            previous = uuid
+            position[uuid] = last_tip = tip
+            previous_uuid = uuid
             if preserved_behind and uuid in preserved_behind:
-                position[uuid] = last = self.add_preserved(preserved_behind.pop(uuid), at)
+                position[uuid] = last_tip = self.add_preserved(preserved_behind.pop(uuid), tip)
         for node, note in shortened_prompts(nodes, self.responses.values(), self.behaviour).items():
             self.mark(node, note)
-        last = position.get(self.records[-1].uuid, -1) if self.records else -1
-        compacted = [(count, self.end(at)) for count, at in self.boundaries.values()]
+        last_tip = position.get(self.records[-1].uuid, -1) if self.records else -1
+        compacted = [(count, self.end(tip)) for count, tip in self.boundaries.values()]
         return ClaudeConversation(
             nodes,
             list(self.responses.values()),
-            tree.inherited_notes(nodes, self.damage) | self.own_notes,
-            tree.active_responses(nodes, self.end(last), compacted),
+            tree.inherited_notes(nodes, self.damage) | self.response_notes,
+            tree.active_responses(nodes, self.end(last_tip), compacted),
             self.snapshot,
             +self.losses,
         )
 
     # --- one method per kind of record; each returns the node that the record's children follow ---------------
 
-    def place_user(self, record: ClaudeRecord, at: int) -> int:
+    def place_user(self, record: ClaudeRecord, tip: int) -> int:
         """Place a prompt, a summary, or tool results. Returns the node that the record's children follow."""
         body = record.message
         if body is None:
             self.losses["no-message"] += 1
-            return at
+            return tip
         if record.isCompactSummary:
             self.lacks_summary = False
             # A summary begins a new conversation, unless a boundary that newer versions log first has begun it.
-            above = self.index.by_uuid.get(record.parentUuid or "")
-            while above is not None and above.type == "attachment":  # attachments that are sent before the summary
-                above = self.index.by_uuid.get(above.parentUuid or "")
-            at = at if above is not None and above.uuid in self.boundaries else -1
+            ancestor = self.index.by_uuid.get(record.parentUuid or "")
+            while ancestor is not None and ancestor.type == "attachment":  # sent before the summary
+                ancestor = self.index.by_uuid.get(ancestor.parentUuid or "")
+            tip = tip if ancestor is not None and ancestor.uuid in self.boundaries else -1
         elif record.isVisibleInTranscriptOnly and not is_sent_hook_output(body.content):
-            return at
+            return tip
         content = body.content
         if type(content) is list:
             response = None
             repeated = False
             for block in content:
-                if type(block) is ClaudeBlock and (name := block.tool_use_id) is not None:
-                    response = self.calls.get(name)
+                if type(block) is ClaudeBlock and (call_id := block.tool_use_id) is not None:
+                    response = self.calls.get(call_id)
                     if response is None:
                         self.losses["result-without-call"] += 1
-                    elif name in response.pending:
-                        response.pending.remove(name)
+                    elif call_id in response.pending:
+                        response.pending.remove(call_id)
                         if block.is_error and NO_TOOL in bytes(block.content)[:80]:
                             response.hides_plans = False  # the input of an unknown tool is sent back unchanged
                     else:
@@ -281,14 +281,14 @@ class _Walk:
                 return node
             if repeated:
                 # A second result for the same call, for example after a rewind, belongs where its parent is.
-                return placement.add_bodies(self.nodes, [record], at)
+                return placement.add_bodies(self.nodes, [record], tip)
         is_notification = isinstance(content, str) and content.startswith("<task-notification>")
         wrapped = is_notification and self.behaviour.wraps_notifications
         if wrapped:
             prompt = f"{self.behaviour.notification}{content}"
             prompt = reminder(prompt) if self.behaviour.notifications_are_reminders else prompt
             record = msgspec.structs.replace(record, message=ClaudeMessage(content=prompt))
-        node = self.add_message(record, at)
+        node = self.add_message(record, tip)
         if is_notification:
             self.mark_unless_confirmed(node, *_RULES_OF_NOTIFICATIONS)
         if self.may_lose_results:
@@ -304,88 +304,88 @@ class _Walk:
             self.mark(node, NOT_LOGGED)  # the text around a notification exists only in the CLI program
         return node
 
-    def place_assistant(self, record: ClaudeRecord, body: ClaudeMessage, at: int) -> ClaudeResponse:
+    def place_assistant(self, record: ClaudeRecord, body: ClaudeMessage, tip: int) -> ClaudeResponse:
         """Add a record to the response with its message id, or to a new one (ids are used again); return it."""
         key = body.id or record.requestId or record.uuid or ""
         response = self.responses.get(key)
         if (
             response is not None
-            and self.response_at.get(at) is not response
+            and self.response_at.get(tip) is not response
             and tree.is_reused_id(response, record)
         ):
             key = f"{key}#{record.uuid}"
             response = None
         if response is None:
-            return self.add_response(key, record, at)
+            return self.add_response(key, record, tip)
         response.records.append(record)
         return response
 
-    def add_response(self, key: str, record: ClaudeRecord, at: int) -> ClaudeResponse:
-        """Add a new response after `at`.
+    def add_response(self, key: str, record: ClaudeRecord, tip: int) -> ClaudeResponse:
+        """Add a new response after `tip`.
 
-        If `at` belongs to a response without results, the log lacks what made the model continue: a prompt to go
+        If `tip` belongs to a response without results, the log lacks what made the model continue: a prompt to go
         on after the output limit, or a queued prompt that is sent a second time.
         """
-        above = self.response_at.get(at)
-        if above is not None:
-            at = self.end_of_response(above)
+        preceding = self.response_at.get(tip)
+        if preceding is not None:
+            tip = self.end_of_response(preceding)
             error = self.last_error
             error = error if error is not None and error.uuid == record.parentUuid else None
-            if at == above.node and (prompt := continuation(above.records[-1], error)) is not None:
-                at = self.add_unlogged(prompt, at)
-                self.mark(at, "continuation-not-logged")
-            elif at == above.node and self.behaviour.resends_queued and above.key in self.queued_before:
-                for prompt in self.queued_before[above.key]:
-                    at = self.add_unlogged(prompt, at)
-                self.mark_unless_confirmed(at, "resends_queued")
-            elif self.behaviour.doubles_first and self.nodes[above.node].parent == self.position.get(
+            if tip == preceding.node and (prompt := continuation(preceding.records[-1], error)) is not None:
+                tip = self.add_unlogged(prompt, tip)
+                self.mark(tip, "continuation-not-logged")
+            elif tip == preceding.node and self.behaviour.resends_queued and preceding.key in self.queued_before:
+                for prompt in self.queued_before[preceding.key]:
+                    tip = self.add_unlogged(prompt, tip)
+                self.mark_unless_confirmed(tip, "resends_queued")
+            elif self.behaviour.doubles_first and self.nodes[preceding.node].parent == self.position.get(
                 self.index.prompt_uuid
             ):
-                at = tree.repeat_response(self.nodes, at, above)
-                self.mark_unless_confirmed(at, "doubles_first")
+                tip = tree.repeat_response(self.nodes, tip, preceding)
+                self.mark_unless_confirmed(tip, "doubles_first")
         if self.queued.waiting and (prompts := self.queued.take_sent_before(record)):
-            at = self.position[record.parentUuid] = self.add_queued_prompts(prompts, at)
+            tip = self.position[record.parentUuid] = self.add_queued_prompts(prompts, tip)
             self.queued_before[key] = prompts
         node = len(self.nodes)
         renames = self.behaviour.renames_starter
         response = ClaudeResponse(key, [record], node, node, [], self.hides_plans, renames)
-        self.nodes.append(TraceNode(at, response))
+        self.nodes.append(TraceNode(tip, response))
         self.responses[key] = self.response_at[node] = response
         if self.has_images:
             # The prompt is answered now, so whatever follows is sent without its images.
             response.tail = tree.path_without_images(self.nodes, node)
             self.response_at[response.tail] = response
             self.has_images = False
-        if above is not None and above.pending:
+        if preceding is not None and preceding.pending:
             self.mark(node, "missing-result")
         if self.lacks_summary:
             self.mark(node, NOT_LOGGED)
         if self.may_lose_results and self.continuity.is_doubtful(self.nodes, node):
             self.mark(node, RESUME_NOT_LOGGED)
-        if above is None and at >= 0 and tree.is_older_than_summary(record, self.nodes[at].body):
-            self.own_notes[node] = ("preserved_without_context",)
-        if at in self.hurried:
-            self.own_notes[node] = ("prompt_between_results",)  # perhaps sent without those results
+        if preceding is None and tip >= 0 and tree.is_older_than_summary(record, self.nodes[tip].body):
+            self.response_notes[node] = ("preserved_without_context",)
+        if tip in self.hurried_nodes:
+            self.response_notes[node] = ("prompt_between_results",)  # perhaps sent without those results
         if record.parentUuid not in self.first_reply:
             self.first_reply[record.parentUuid] = response
-        if record.isSidechain and above is not None and self.logs_attachments:
+        if record.isSidechain and preceding is not None and self.logs_attachments:
             self.mark(node, NOT_LOGGED)  # the logs of subagents lack what is sent to them along with tool results
         return response
 
-    def place_other(self, record: ClaudeRecord, at: int) -> int:
+    def place_other(self, record: ClaudeRecord, tip: int) -> int:
         if record.type == "system":
-            return self.place_system(record, at)
+            return self.place_system(record, tip)
         if record.type == "attachment":
-            return self.place_attachment(record, at)
+            return self.place_attachment(record, tip)
         if record.type == UNREADABLE:
-            return self.place_unreadable(record, at)
+            return self.place_unreadable(record, tip)
         if record.type == QUEUED_PROMPT:
             self.queued.add(record)
-            return at
+            return tip
         self.losses[f"unknown-type:{record.type[:40]}"] += 1
-        return at
+        return tip
 
-    def place_system(self, record: ClaudeRecord, at: int) -> int:
+    def place_system(self, record: ClaudeRecord, tip: int) -> int:
         if record.subtype == "compact_boundary":
             self.lacks_summary = True
             self.boundaries[record.uuid] = len(self.nodes), self.position.get(record.logicalParentUuid, -1)
@@ -401,18 +401,18 @@ class _Walk:
         if record.subtype == "microcompact_boundary":
             # From here on, old tool results are sent as a placeholder.
             try:
-                return tree.path_with_cleared_results(self.nodes, self.end(at), tree.cleared_tool_calls(record))
+                return tree.path_with_cleared_results(self.nodes, self.end(tip), tree.cleared_tool_calls(record))
             except DECODE_ERRORS:
                 self.losses["odd-compaction"] += 1
-                return at
-        reply = self.first_reply.get(record.parentUuid)
-        if reply is not None and reply.records[-1].uuid not in self.index.parents:
+                return tip
+        response = self.first_reply.get(record.parentUuid)
+        if response is not None and response.records[-1].uuid not in self.index.parents:
             # No record follows the response: the conversation continues from a system record with its parent.
-            at = reply.node
+            tip = response.node
         is_sent = record.subtype == _LOCAL_COMMAND and self.behaviour.sends_local_commands
-        return self.add_message(record, at) if is_sent else at
+        return self.add_message(record, tip) if is_sent else tip
 
-    def place_attachment(self, record: ClaudeRecord, at: int) -> int:
+    def place_attachment(self, record: ClaudeRecord, tip: int) -> int:
         head = bytes(record.attachment)[:80]
         if self.snapshot is None and b'"prompt_snapshot"' in head:
             self.snapshot = record.attachment
@@ -420,31 +420,31 @@ class _Walk:
             self.hides_plans = False  # the call of ExitPlanMode, which is not offered then, is sent back as it was
         sent = sent_attachment(record.attachment, record.rendered, self.behaviour)
         if not sent.parts and sent.note is None:
-            return at
-        before = at = self.end(at)
-        if (response := self.response_at.get(at)) is not None:
-            self.bare_tails.setdefault(response.key, at)
-        if not sent.is_queued or self.behaviour.wraps_notifications or not placement.is_added(self.nodes, at):
-            at = self.add_parts(sent, at) if sent.parts else at
+            return tip
+        tip_before = tip = self.end(tip)
+        if (response := self.response_at.get(tip)) is not None:
+            self.bare_tails.setdefault(response.key, tip)
+        if not sent.is_queued or self.behaviour.wraps_notifications or not placement.is_added(self.nodes, tip):
+            tip = self.add_parts(sent, tip) if sent.parts else tip
         else:
             # These versions send the prompt before the output of tool hooks, although they log it after that.
-            hooked, step = placement.added_after_tools(self.nodes, at)
-            at = placement.add_bodies(self.nodes, hooked, self.add_parts(sent, step))
-            if (response := self.response_at.get(before)) is not None:
-                response.tail = at
-                self.response_at[at] = response
-            self.mark(at, HOOK_ORDER)
+            hooked, tip_above = placement.added_after_tools(self.nodes, tip)
+            tip = placement.add_bodies(self.nodes, hooked, self.add_parts(sent, tip_above))
+            if (response := self.response_at.get(tip_before)) is not None:
+                response.tail = tip
+                self.response_at[tip] = response
+            self.mark(tip, HOOK_ORDER)
         if sent.note is not None:
-            self.mark(at, sent.note)
+            self.mark(tip, sent.note)
         elif self.is_unsure and not is_confirmed(record.attachment, record.rendered, self.behaviour):
-            self.mark(at, NOT_RECORDED)
-        return at
+            self.mark(tip, NOT_RECORDED)
+        return tip
 
-    def place_unreadable(self, record: ClaudeRecord, at: int) -> int:
+    def place_unreadable(self, record: ClaudeRecord, tip: int) -> int:
         """Add an empty node for an unreadable line, so that everything after it is marked as damaged."""
-        response = self.response_at.get(at)
+        response = self.response_at.get(tip)
         node = len(self.nodes)
-        self.nodes.append(TraceNode(response.tail if response else at, record))
+        self.nodes.append(TraceNode(response.tail if response else tip, record))
         self.mark(node, "unreadable-line")
         if response is not None:
             response.tail = node
@@ -453,66 +453,66 @@ class _Walk:
 
     # --- the tree ------------------------------------------------------------------------------------------
 
-    def add_message(self, record: ClaudeRecord, at: int) -> int:
-        """Add a user message after `at` or, if `at` belongs to a response, after the results of that response."""
-        response = self.response_at.get(at)
-        broken = False
-        late: Sequence[str | None] = ()
+    def add_message(self, record: ClaudeRecord, tip: int) -> int:
+        """Add a user message after `tip`; if `tip` belongs to a response, after the results of that response."""
+        response = self.response_at.get(tip)
+        lacks_results = False
+        late_uuids: Sequence[str | None] = ()
         if self.queued.waiting:
             prompts = self.queued.take_sent_before(record)
-            at = self.add_queued_prompts(prompts, self.end(at)) if at >= 0 and prompts else at
+            tip = self.add_queued_prompts(prompts, self.end(tip)) if tip >= 0 and prompts else tip
         if response is not None:
             if response.pending:
-                moved_before = len(self.moved_up)
+                moved_count = len(self.moved_up)
                 self.collect_late_results(response)
-                late = [*islice(reversed(self.moved_up), len(self.moved_up) - moved_before)]
-            at = response.tail
+                late_uuids = [*islice(reversed(self.moved_up), len(self.moved_up) - moved_count)]
+            tip = response.tail
             if self.bare_tails and response.key in self.bare_tails:
-                above = self.index.by_uuid.get(record.parentUuid or "")
-                if tree.is_new_branch(self.nodes, response, self.responses.values(), above):
-                    at = self.bare_tails[response.key]  # the attachments belong to another branch
-            broken = bool(response.pending)
-            if broken:
+                parent = self.index.by_uuid.get(record.parentUuid or "")
+                if tree.is_new_branch(self.nodes, response, self.responses.values(), parent):
+                    tip = self.bare_tails[response.key]  # the attachments belong to another branch
+            lacks_results = bool(response.pending)
+            if lacks_results:
                 # The program was killed while tools ran. A session that continues afterwards sends no calls
                 # without results.
-                at = tree.path_without_pending_calls(self.nodes, at, response)
-        if self.unlogged and record.type == "user":
-            at = tree.path_without(self.nodes, at, self.unlogged)
+                tip = tree.path_without_pending_calls(self.nodes, tip, response)
+        if self.unlogged_nodes and record.type == "user":
+            tip = tree.path_without(self.nodes, tip, self.unlogged_nodes)
         # system messages are sent after everything that the user wrote
-        reminders, at = placement.system_messages_before(self.nodes, at)
+        reminders, tip = placement.system_messages_before(self.nodes, tip)
         node = len(self.nodes)
-        self.nodes.append(TraceNode(at, record))
+        self.nodes.append(TraceNode(tip, record))
         if tree.has_image(record):
             self.has_images = self.behaviour.forgets_images
             self.mark_unless_confirmed(node, "forgets_images")
-        if late:
+        if late_uuids:
             # The log continues after those results, but what follows was sent with this message, which the user
             # wrote before the results arrived.
-            self.position.update(dict.fromkeys(late, node))
-            self.hurried.add(node)
-        elif at in self.hurried:
-            self.hurried.add(node)
-        if broken:
+            self.position.update(dict.fromkeys(late_uuids, node))
+            self.hurried_nodes.add(node)
+        elif tip in self.hurried_nodes:
+            self.hurried_nodes.add(node)
+        if lacks_results:
             self.mark(node, "missing-result")
         return placement.add_bodies(self.nodes, reminders, node) if reminders else node
 
-    def add_queued_prompts(self, prompts: Sequence[str], at: int) -> int:
-        """Add queued prompts after `at`, inside the last tool result if there is one. Returns the last node."""
-        response = self.response_at.get(at)
-        at = self.add_parts(SentAttachment([prompt.join(self.behaviour.queued) for prompt in prompts]), at)
+    def add_queued_prompts(self, prompts: Sequence[str], tip: int) -> int:
+        """Add queued prompts after `tip`, inside the last tool result if there is one. Returns the last node."""
+        response = self.response_at.get(tip)
+        tip = self.add_parts(SentAttachment([prompt.join(self.behaviour.queued) for prompt in prompts]), tip)
         if response is not None and response.key in self.hooked:
-            self.mark(at, HOOK_ORDER)
-        self.mark_unless_confirmed(at, "queued", "has_system_messages")
-        return at
+            self.mark(tip, HOOK_ORDER)
+        self.mark_unless_confirmed(tip, "queued", "has_system_messages")
+        return tip
 
-    def add_parts(self, sent: SentAttachment, at: int) -> int:
+    def add_parts(self, sent: SentAttachment, tip: int) -> int:
         """Add content that was sent besides messages. Returns the last node."""
-        response = self.response_at.get(at)
-        at = placement.add_parts(self.nodes, self.damage, at, sent, self.behaviour)
+        response = self.response_at.get(tip)
+        tip = placement.add_parts(self.nodes, self.damage, tip, sent, self.behaviour)
         if response is not None:
-            response.tail = at
-            self.response_at[at] = response
-        return at
+            response.tail = tip
+            self.response_at[tip] = response
+        return tip
 
     def mark(self, node: int, note: str) -> None:
         """Add a note on what is missing from this node on."""
@@ -524,15 +524,15 @@ class _Walk:
         if not self.behaviour.is_confirmed(*rules):
             self.mark(node, NOT_RECORDED)
 
-    def add_unlogged(self, prompt: str, at: int) -> int:
+    def add_unlogged(self, prompt: str, tip: int) -> int:
         """Add a user message that the log lacks. Returns its node.
 
         The CLI keeps such a message while it works on a prompt, but drops it when the next prompt continues the
         conversation.
         """
-        self.unlogged.add(len(self.nodes))
+        self.unlogged_nodes.add(len(self.nodes))
         record = ClaudeRecord(type="user", message=ClaudeMessage(content=prompt))
-        return placement.add_bodies(self.nodes, [record], at)
+        return placement.add_bodies(self.nodes, [record], tip)
 
     def end_of_response(self, response: ClaudeResponse) -> int:
         """Return the last node of a response and its results, including results that come later in the file."""
@@ -540,10 +540,10 @@ class _Walk:
             self.collect_late_results(response)
         return response.tail
 
-    def end(self, at: int) -> int:
+    def end(self, tip: int) -> int:
         """Return the node that the next message would follow."""
-        response = self.response_at.get(at)
-        return response.tail if response is not None else at
+        response = self.response_at.get(tip)
+        return response.tail if response is not None else tip
 
     def collect_late_results(self, response: ClaudeResponse) -> None:
         """Place results that come later in the file now, since they were sent before what follows the response."""
@@ -556,10 +556,10 @@ class _Walk:
                 self.moved_up[record.uuid] = None
                 record = self.index.users_by_parent.get(record.uuid)
 
-    def add_preserved(self, uuids: Sequence[str], at: int) -> int:
-        """Copy the messages that a compaction preserved to after `at`. Returns the last node."""
-        done: set[str] = set()
-        copied: dict[str, int] = {}
+    def add_preserved(self, uuids: Sequence[str], tip: int) -> int:
+        """Copy the messages that a compaction preserved to after `tip`. Returns the last node."""
+        copied_keys: set[str] = set()
+        position_of_copy: dict[str, int] = {}
         for uuid in uuids:
             record = self.index.by_uuid.get(uuid)
             body = record.message if record is not None else None
@@ -568,32 +568,32 @@ class _Walk:
                 continue
             if record.type == "assistant" and body is not None:
                 response = self.responses.get(body.id or record.requestId or uuid)
-                if response is not None and response.key not in done:
-                    done.add(response.key)
-                    self.nodes.append(TraceNode(at, response))
-                    at = len(self.nodes) - 1
+                if response is not None and response.key not in copied_keys:
+                    copied_keys.add(response.key)
+                    self.nodes.append(TraceNode(tip, response))
+                    tip = len(self.nodes) - 1
             elif record.type == "user" and body is not None and not record.isVisibleInTranscriptOnly:
-                reminders, at = placement.system_messages_before(self.nodes, at)
-                at = placement.add_bodies(self.nodes, [record, *reminders], at)
+                reminders, tip = placement.system_messages_before(self.nodes, tip)
+                tip = placement.add_bodies(self.nodes, [record, *reminders], tip)
             elif record.type == "attachment":
-                at = self.place_attachment(record, at)
-            copied[uuid] = at
-        self.position.update(copied)
-        return at
+                tip = self.place_attachment(record, tip)
+            position_of_copy[uuid] = tip
+        self.position.update(position_of_copy)
+        return tip
 
-    def resumed_path(self, uuid: str | None, at: int) -> int:
-        """Return the path to `at` as a resumed session rebuilds it, without anything that was not logged.
+    def resumed_path(self, uuid: str | None, tip: int) -> int:
+        """Return the path to `tip` as a resumed session rebuilds it, without anything that was not logged.
 
         Some versions follow `parentUuid` only, and lose parallel calls whose results hang on other records.
         """
-        ends = {name: self.end(self.position.get(above, -1)) for name, above in self.links.items()}
-        end = path_by_logged_links(self.nodes, self.end(at), ends) if ends else self.end(at)
-        if end != self.end(at):
+        ends = {child: self.end(self.position.get(parent, -1)) for child, parent in self.links.items()}
+        end = path_by_logged_links(self.nodes, self.end(tip), ends) if ends else self.end(tip)
+        if end != self.end(tip):
             self.mark(end, RESUME_NOT_LOGGED)  # of a large log, the program reads only what follows the boundary
         if self.logs_attachments and not self.behaviour.resumes_by_parent:
-            return at if end == self.end(at) else end  # the log holds everything else
+            return tip if end == self.end(tip) else end  # the log holds everything else
         self.continuity.resume()
-        end = tree.path_without(self.nodes, end, self.unlogged, added=not self.logs_attachments)
+        end = tree.path_without(self.nodes, end, self.unlogged_nodes, added=not self.logs_attachments)
         if not self.behaviour.resumes_by_parent:
-            return at if end == self.end(at) else end
+            return tip if end == self.end(tip) else end
         return tree.path_after_resume(self.nodes, end, self.index.ids_above(uuid))
