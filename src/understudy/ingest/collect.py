@@ -166,54 +166,56 @@ def load_manifest(output: Path, job: IngestJob) -> OutputManifest | None:
     return manifest if written == (_FORMAT, reader_of(job), status.st_size, status.st_mtime_ns) else None
 
 
-def save_manifest(to: Path, whole: Path, job: IngestJob, batches: list[IngestedBatch]) -> None:
-    """Write the manifest for the finished file `whole` to `to`. Raises OSError."""
-    status = whole.stat()
-    to.touch(0o600)
-    to.write_bytes(_encode(OutputManifest(_FORMAT, reader_of(job), status.st_size, status.st_mtime_ns, batches)))
+def save_manifest(path: Path, states_file: Path, job: IngestJob, batches: list[IngestedBatch]) -> None:
+    """Write the manifest for the finished file `states_file` to `path`. Raises OSError."""
+    status = states_file.stat()
+    path.touch(0o600)
+    path.write_bytes(_encode(OutputManifest(_FORMAT, reader_of(job), status.st_size, status.st_mtime_ns, batches)))
 
 
 def reusable(
-    batches: Sequence[LogBatch], now: Sequence[list[LogIdentity] | None], manifest: OutputManifest | None
+    batches: Sequence[LogBatch], identities: Sequence[list[LogIdentity] | None], manifest: OutputManifest | None
 ) -> list[IngestedBatch | None]:
     """Return for each batch what was written of it earlier, or None if it must be read again.
 
     A batch can be reused if its logs are unchanged. If some of its states were left out as duplicates, the batches
     that contain them must be reused too, and come before it.
     """
-    earlier = {(one.format, tuple(one.files)): one for one in manifest.batches} if manifest else {}
-    sure: set[bytes] = set()
-    result: list[IngestedBatch | None] = []
-    for batch, files in zip(batches, now, strict=True):
-        before = earlier.get((batch.format.name, tuple(files))) if files is not None else None
-        if before is not None and not sure.issuperset(_split(before.dropped)):
-            before = None
-        if before is not None:
-            sure.update(identity for identity, _ in before.read.states())
-        result.append(before)
-    return result
+    ingested_batches = (
+        {(batch.format, tuple(batch.files)): batch for batch in manifest.batches} if manifest else {}
+    )
+    reused_ids: set[bytes] = set()
+    results: list[IngestedBatch | None] = []
+    for batch, logs in zip(batches, identities, strict=True):
+        reusable_batch = ingested_batches.get((batch.format.name, tuple(logs))) if logs is not None else None
+        if reusable_batch is not None and not reused_ids.issuperset(_split_ids(reusable_batch.dropped)):
+            reusable_batch = None
+        if reusable_batch is not None:
+            reused_ids.update(identity for identity, _ in reusable_batch.read.states())
+        results.append(reusable_batch)
+    return results
 
 
-def without_states(read: BatchResult, dropped: Set[int], at: int, size: int) -> tuple[BatchResult, bytes]:
+def without_states(result: BatchResult, dropped: Set[int], offset: int, size: int) -> tuple[BatchResult, bytes]:
     """Return a batch's result without its dropped states and at its new place, and the ids that were dropped."""
     ids: list[bytes] = []
-    of = array("I")
+    kind_numbers = array("I")
     kinds: dict[Kind, int] = {}
-    removed: list[bytes] = []
-    for number, (identity, kind) in enumerate(read.states()):
+    removed_ids: list[bytes] = []
+    for number, (identity, kind) in enumerate(result.states()):
         if number in dropped:
-            removed.append(identity)
+            removed_ids.append(identity)
         else:
             ids.append(identity)
-            of.append(kinds.setdefault(kind, len(kinds)))
+            kind_numbers.append(kinds.setdefault(kind, len(kinds)))
     remaining = msgspec.structs.replace(
-        read, ids=b"".join(ids), of=of.tobytes(), kinds=list(kinds), at=at, size=size
+        result, ids=b"".join(ids), of=kind_numbers.tobytes(), kinds=list(kinds), at=offset, size=size
     )
-    return remaining, b"".join(removed)
+    return remaining, b"".join(removed_ids)
 
 
-def _split(ids: bytes) -> Iterable[bytes]:
-    return (ids[at : at + ID_BYTES] for at in range(0, len(ids), ID_BYTES))
+def _split_ids(ids: bytes) -> Iterable[bytes]:
+    return (ids[start : start + ID_BYTES] for start in range(0, len(ids), ID_BYTES))
 
 
 # --- in a store ----------------------------------------------------------------------------------------
@@ -240,13 +242,14 @@ def all_read(sources: Sequence[LogSource], stored: Mapping[TextOrBytes, LogSourc
     It does not matter which other logs were read with them.
     """
     return all(
-        (before := stored.get(source.path)) is not None
-        and (before.size, before.modified_ns, before.reader) == (source.size, source.modified_ns, source.reader)
+        (stored_source := stored.get(source.path)) is not None
+        and (stored_source.size, stored_source.modified_ns, stored_source.reader)
+        == (source.size, source.modified_ns, source.reader)
         for source in sources
     )
 
 
-_WHOLE = "whole"
+_STATES = "whole"
 _MANIFEST = "manifest"
 _SUFFIX = ".understudy-part"
 _LOCK = "lock"
@@ -274,41 +277,41 @@ def collect_to_file(
     if output.exists() and not output.is_file():
         raise not_a_file(output)
     job = IngestJob(selection, "parquet" if output.suffix == ".parquet" else "lines", key)
-    now = [_identities(batch) for batch in logs.batches]
-    before = load_manifest(output, job)
-    old = reusable(logs.batches, now, before)
+    identities = [_identities(batch) for batch in logs.batches]
+    manifest = load_manifest(output, job)
+    reused = reusable(logs.batches, identities, manifest)
     total = IngestSummary(skipped=logs.skipped.copy(), errors=[*logs.errors])
-    replaced = None if key is None else RedactionReport()
-    if before is not None and [*old] == before.batches:
-        seen: set[bytes] = set()
-        for earlier in before.batches:
-            _add(total, earlier, seen)
-            if replaced:
-                replaced.merge(earlier.read.places, earlier.read.unplaced)
-        write_report_beside(output, replaced)
+    redaction_report = None if key is None else RedactionReport()
+    if manifest is not None and [*reused] == manifest.batches:
+        known_ids: set[bytes] = set()
+        for ingested in manifest.batches:
+            _add_unchanged(total, ingested, known_ids)
+            if redaction_report:
+                redaction_report.merge(ingested.read.places, ingested.read.unplaced)
+        write_report_beside(output, redaction_report)
         return total
     if job.form == "parquet":
         # Rows of a Parquet file cannot be copied without being decoded, so all logs are read again.
-        old = [None for _ in old]
-    plan = list(zip(logs.batches, now, old, strict=True))
+        reused = [None for _ in reused]
+    plan = list(zip(logs.batches, identities, reused, strict=True))
     remedy = "choose an --output in an existing directory in which you may write"
-    with _workplace(output.parent, f".{output.name[:100]}.", remedy) as directory:
-        whole = directory / _WHOLE
-        with closing(ParquetWriter(whole) if job.form == "parquet" else PrivateFile(whole)) as file:
+    with _temporary_directory(output.parent, f".{output.name[:100]}.", remedy) as directory:
+        new_file = directory / _STATES
+        with closing(ParquetWriter(new_file) if job.form == "parquet" else PrivateFile(new_file)) as file:
             progress = logs.progress()
-            fresh = [batch for batch, _, earlier in plan if earlier is None]
-            progress.read = progress.total - sum(len(batch.files) for batch in fresh)
-            with closing(read_batches(fresh, job, jobs, directory, progress, report)) as reading:
+            unread = [batch for batch, _, ingested in plan if ingested is None]
+            progress.read = progress.total - sum(len(batch.files) for batch in unread)
+            with closing(read_batches(unread, job, jobs, directory, progress, report)) as reading:
                 written: list[IngestedBatch] = []
-                for ingested in _copy_states(plan, reading, file, output, total, replaced):
-                    written += [ingested] if ingested else []
+                for entry in _copy_states(plan, reading, file, output, total, redaction_report):
+                    written += [entry] if entry else []
                     progress.written = file.tell() if isinstance(file, PrivateFile) else 0
                     report(progress)
         with writing(output):
-            save_manifest(directory / _MANIFEST, whole, job, written)
-            whole.replace(output)
+            save_manifest(directory / _MANIFEST, new_file, job, written)
+            new_file.replace(output)
             (directory / _MANIFEST).replace(manifest_path(output))
-    write_report_beside(output, replaced)
+    write_report_beside(output, redaction_report)
     return total
 
 
@@ -316,43 +319,43 @@ def _copy_states(
     plan: Sequence[tuple[LogBatch, list[LogIdentity] | None, IngestedBatch | None]],
     reading: Iterator[tuple[BatchResult, Path | None]],
     file: PrivateFile | ParquetWriter,
-    old: Path,
+    earlier_output: Path,
     total: IngestSummary,
-    replaced: RedactionReport | None,
+    redaction_report: RedactionReport | None,
 ) -> Iterator[IngestedBatch | None]:
-    """Copy the states of each batch into the new file, from its part file or, if it is unchanged, from the `old`
-    file.
+    """Copy the states of each batch into the new file, from its part file or, if it is unchanged, from the earlier
+    output.
 
     Yields for each batch its manifest entry, or None if it must be read again next time.
     """
-    seen: set[bytes] = set()
-    for batch, files, earlier in plan:
-        if earlier is not None:
-            dropped, removed = _add(total, earlier, seen), earlier.dropped
-            read, source = earlier.read, None
+    known_ids: set[bytes] = set()
+    for batch, files, ingested in plan:
+        if ingested is not None:
+            dropped, removed_ids = _add_unchanged(total, ingested, known_ids), ingested.dropped
+            result, source = ingested.read, None
         else:
-            read, source = next(reading)
-            dropped, removed = total.add(read, seen), b""
-        if replaced:
-            replaced.merge(read.places, read.unplaced)
-        at = size = 0  # offsets have no meaning in Parquet
+            result, source = next(reading)
+            dropped, removed_ids = total.add(result, known_ids), b""
+        if redaction_report:
+            redaction_report.merge(result.places, result.unplaced)
+        offset = size = 0  # offsets have no meaning in Parquet
         if isinstance(file, PrivateFile):
-            at = file.tell()
-            size = file.copy(source or old, read.at, read.size, dropped)
-        elif read.size and source is not None:
-            file.copy(part_path(source, read.at), dropped)
-        read, more = without_states(read, dropped, at, size)
-        if files is None or read.skipped:
+            offset = file.tell()
+            size = file.copy(source or earlier_output, result.at, result.size, dropped)
+        elif result.size and source is not None:
+            file.copy(part_path(source, result.at), dropped)
+        result, newly_removed = without_states(result, dropped, offset, size)
+        if files is None or result.skipped:
             yield None  # an unreadable file may become readable, so this batch is not recorded
         else:
-            yield IngestedBatch(batch.format.name, files, read, removed + more)
+            yield IngestedBatch(batch.format.name, files, result, removed_ids + newly_removed)
 
 
-def _add(total: IngestSummary, earlier: IngestedBatch, seen: set[bytes]) -> set[int]:
-    """Add the counts of an unchanged batch. Returns the positions of states that were seen before."""
-    total.unchanged += len(earlier.files)
-    total.duplicates += len(earlier.dropped) // ID_BYTES
-    return total.add(earlier.read, seen)
+def _add_unchanged(total: IngestSummary, ingested: IngestedBatch, known_ids: set[bytes]) -> set[int]:
+    """Add the counts of an unchanged batch. Returns the positions of states whose ids were known."""
+    total.unchanged += len(ingested.files)
+    total.duplicates += len(ingested.dropped) // ID_BYTES
+    return total.add(ingested.read, known_ids)
 
 
 # --- into a store --------------------------------------------------------------------------------------
@@ -369,7 +372,7 @@ def collect_to_store(
     """
     job = IngestJob(selection, "rows")
     if isinstance(location, Path):
-        _make(location)
+        _make_private(location)
         parent, prefix, remedy = location, ".reading.", "choose a --dir in which you may write"
     else:
         parent, prefix = Path(tempfile.gettempdir()), ".understudy-reading."
@@ -377,30 +380,34 @@ def collect_to_store(
     with Store.open(location) as store:
         stored = store.sessions.sources()
         total = IngestSummary(skipped=logs.skipped.copy(), errors=[*logs.errors])
-        fresh: list[LogBatch] = []
+        unread: list[LogBatch] = []
         sources: list[list[LogSource]] = []
         progress = logs.progress()
         for batch in logs.batches:
             files = _identities(batch)
-            of_batch = [] if files is None else sources_of(batch, files, job)
-            if of_batch and all_read(of_batch, stored):
+            batch_sources = [] if files is None else sources_of(batch, files, job)
+            if batch_sources and all_read(batch_sources, stored):
                 total.files += len(batch.files)
                 total.unchanged += len(batch.files)
                 progress.read += len(batch.files)
             else:
-                fresh.append(batch)
-                sources.append(of_batch)
-        if not fresh:
+                unread.append(batch)
+                sources.append(batch_sources)
+        if not unread:
             return total
-        seen: set[bytes] = set()
-        with _workplace(parent, prefix, remedy) as workspace:
-            reading = read_batches(fresh, job, jobs, workspace, progress, report)
-            for of_batch, (read, source) in zip(sources, reading, strict=True):
-                dropped = total.add(read, seen)
+        known_ids: set[bytes] = set()
+        with _temporary_directory(parent, prefix, remedy) as workspace:
+            reading = read_batches(unread, job, jobs, workspace, progress, report)
+            for batch_sources, (result, part_file) in zip(sources, reading, strict=True):
+                dropped = total.add(result, known_ids)
                 # An unreadable file may become readable, so its batch is not recorded as read.
-                complete = () if read.skipped else of_batch
-                spool = load_spool(store.sessions, source, read.at, read.size, dropped, complete) if source else ()
-                for changes in spool:
+                sources_read = () if result.skipped else batch_sources
+                stored_parts = (
+                    load_spool(store.sessions, part_file, result.at, result.size, dropped, sources_read)
+                    if part_file
+                    else ()
+                )
+                for changes in stored_parts:
                     total.new += changes.new
                     total.changed += changes.changed
                     total.same += changes.same
@@ -408,7 +415,7 @@ def collect_to_store(
         return total
 
 
-def _make(directory: Path) -> None:
+def _make_private(directory: Path) -> None:
     """Create a directory for private text: only the owner may read it, and git ignores it."""
     try:
         directory.mkdir(mode=0o700, parents=True)
@@ -426,12 +433,12 @@ def _make(directory: Path) -> None:
 
 
 @contextmanager
-def _workplace(parent: Path, prefix: str, remedy: str) -> Generator[Path]:
+def _temporary_directory(parent: Path, prefix: str, remedy: str) -> Generator[Path]:
     """Make a temporary directory for part files, removed afterwards.
 
     Raises ConfigError with `remedy` if it cannot be created.
     """
-    _sweep(parent, prefix)
+    _remove_leftovers(parent, prefix)
     try:
         directory = Path(tempfile.mkdtemp(prefix=prefix, suffix=_SUFFIX, dir=parent))
     except OSError as error:
@@ -447,14 +454,14 @@ def _workplace(parent: Path, prefix: str, remedy: str) -> Generator[Path]:
             shutil.rmtree(directory)
 
 
-def _sweep(parent: Path, prefix: str) -> None:
+def _remove_leftovers(parent: Path, prefix: str) -> None:
     """Remove temporary directories that killed processes left behind, since they hold private text."""
-    for left in parent.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
+    for leftover in parent.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
         try:
-            status = left.lstat()
+            status = leftover.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 continue
-            with locked(left / _LOCK, busy="another process is writing there"):
-                shutil.rmtree(left)
+            with locked(leftover / _LOCK, busy="another process is writing there"):
+                shutil.rmtree(leftover)
         except (ConfigError, OSError):
             continue  # in use, or not ours to remove; either way this run uses a directory of its own

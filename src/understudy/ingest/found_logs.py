@@ -51,25 +51,25 @@ def find_logs(
     errors: list[str] = []
     progress = IngestProgress()
     named_paths = {str(path.absolute()) for path in paths if path.is_file() and path.suffix.lower() != ".zip"}
-    own = _inode(output) if output else None
+    output_inode = _inode(output) if output else None
 
-    def seen() -> Iterator[LogFile]:
+    def found_files() -> Iterator[LogFile]:
         for file in walk_logs(paths, skipped, errors):
-            if own is not None and _inode(Path(file.path.partition(INSIDE)[0])) == own:
+            if output_inode is not None and _inode(Path(file.path.partition(INSIDE)[0])) == output_inode:
                 raise ConfigError(f"--output: {output} is one of the logs to read; choose another output file")
             progress.files += 1
             report(progress)
             yield file
 
     if only is None:
-        groups = group_batches(seen(), skipped, errors=errors)
+        groups = group_batches(found_files(), skipped, errors=errors)
         return FoundLogs(groups, progress.files, skipped, errors)
-    named: list[LogFile] = []
-    others: list[LogFile] = []
-    for file in seen():
-        (named if str(Path(file.path).absolute()) in named_paths else others).append(file)
-    groups = {batch.key: batch for batch in group_batches(named, skipped, only, errors)}
-    for batch in group_batches(others, skipped, errors=errors):
+    named_files: list[LogFile] = []
+    other_files: list[LogFile] = []
+    for file in found_files():
+        (named_files if str(Path(file.path).absolute()) in named_paths else other_files).append(file)
+    groups = {batch.key: batch for batch in group_batches(named_files, skipped, only, errors)}
+    for batch in group_batches(other_files, skipped, errors=errors):
         if batch.format.name != only.name:
             skipped["other_format"] += len(batch.files)
         elif batch.key in groups:
@@ -83,9 +83,9 @@ def count_states(logs: FoundLogs, selection: StateSelection, jobs: int, report: 
     """Count the selected states without writing anything."""
     total = IngestSummary(skipped=logs.skipped.copy(), errors=[*logs.errors])
     progress = logs.progress()
-    seen: set[bytes] = set()
-    for read, _ in read_batches(logs.batches, IngestJob(selection), jobs, None, progress, report):
-        total.add(read, seen)
+    known_ids: set[bytes] = set()
+    for result, _ in read_batches(logs.batches, IngestJob(selection), jobs, None, progress, report):
+        total.add(result, known_ids)
     return total
 
 

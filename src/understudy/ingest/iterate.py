@@ -28,7 +28,7 @@ def ingest(
     """
     counts = Counter[str]() if skipped is None else skipped
     only = None if format is None else format_named(format)
-    seen: set[str] = set()
+    yielded_ids: set[str] = set()
     for batch in group_batches(walk_logs([Path(path) for path in paths], counts), counts, only):
         for trace in batch.format.read(batch.files):
             counts.update(trace.losses)
@@ -36,6 +36,6 @@ def ingest(
                 continue
             annotate(trace)
             for state in expand(trace):
-                if state.state_id not in seen:
-                    seen.add(state.state_id)
+                if state.state_id not in yielded_ids:
+                    yielded_ids.add(state.state_id)
                     yield state

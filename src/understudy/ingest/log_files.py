@@ -93,14 +93,14 @@ def walk_logs(paths: Iterable[Path], skipped: Counter[str], errors: list[str] | 
     and `errors` collects the texts of errors (see `add_error`). Raises ConfigError if a path does not exist or
     cannot be read.
     """
-    seen: set[str] = set()
-    here = Path.cwd()
+    yielded_paths: set[str] = set()
+    working_directory = Path.cwd()
     for file in _walk(paths, skipped, errors):
         # Paths may overlap, so each file is yielded once.
-        own = os.path.join(here, file.path)  # noqa: PTH118 (of very many paths)
-        if own in seen:
+        absolute_path = os.path.join(working_directory, file.path)  # noqa: PTH118 (of very many paths)
+        if absolute_path in yielded_paths:
             continue
-        seen.add(own)
+        yielded_paths.add(absolute_path)
         yield file
 
 
@@ -137,8 +137,8 @@ def read_head(file: LogFile) -> bytes:
     head = b""
     with file.open() as stream:
         try:
-            while len(head) < HEAD_BYTES and (piece := read_some(stream, HEAD_BYTES - len(head))):
-                head += piece
+            while len(head) < HEAD_BYTES and (data := read_some(stream, HEAD_BYTES - len(head))):
+                head += data
         except OSError:
             if not head:
                 raise
@@ -154,11 +154,11 @@ def read_some(stream: BinaryIO, size: int) -> bytes:
 
 
 def _tree(top: Path, skipped: Counter[str], errors: list[str] | None) -> Iterator[LogFile]:
-    def unread(error: OSError) -> None:
+    def count_unreadable(error: OSError) -> None:
         skipped["unreadable_directory"] += 1
         add_error(errors, error)
 
-    for directory, directories, names in os.walk(top, onerror=unread):
+    for directory, directories, names in os.walk(top, onerror=count_unreadable):
         directories[:] = sorted(name for name in directories if name not in _LEFT_OUT)
         if links := sum(map(os.path.islink, (f"{directory}{os.sep}{name}" for name in directories))):
             skipped["link"] += links
@@ -194,25 +194,25 @@ def _file(path: str, skipped: Counter[str], errors: list[str] | None) -> Iterato
         skipped["bad_archive"] += 1
         add_error(errors, _damaged(path, error))
         return
-    seen: set[str] = set()
+    names: set[str] = set()
     for info in members:
-        reason = _refused(info, seen)
+        reason = _refused(info, names)
         if reason:
             skipped[reason] += 1
             if reason == "oversized_member":
                 add_error(errors, _oversized(f"{path}{INSIDE}{info.filename}"))
         elif not info.is_dir():
-            seen.add(info.filename)
+            names.add(info.filename)
             yield log_file_at(f"{path}{INSIDE}{info.filename}")
 
 
-def _refused(info: zipfile.ZipInfo, seen: set[str]) -> str | None:
+def _refused(info: zipfile.ZipInfo, names: set[str]) -> str | None:
     """Return the reason why a member of a zip archive is skipped, or None if it should be read."""
     if info.flag_bits & 0x1:
         return "encrypted_member"
     if stat.S_ISLNK(info.external_attr >> 16):
         return "link"
-    if info.filename in seen:
+    if info.filename in names:
         return "repeated_member"
     if info.filename.lower().endswith(".zip"):
         return "nested_archive"
@@ -233,7 +233,7 @@ def _archive(archive: str) -> zipfile.ZipFile:
 
 
 @lru_cache(maxsize=4)
-def _open_archive(archive: str, size: int, changed: int) -> zipfile.ZipFile:
+def _open_archive(archive: str, size: int, modified_ns: int) -> zipfile.ZipFile:
     """Open a zip archive.
 
     Its central directory's size is checked first, because opening reads all of it into memory.
@@ -241,17 +241,23 @@ def _open_archive(archive: str, size: int, changed: int) -> zipfile.ZipFile:
     with Path(archive).open("rb") as stream:
         stream.seek(max(0, size - _END_SEARCHED))
         tail = stream.read()
-    at = tail.rfind(_END_RECORD)
-    if at >= 0 and (directory := int.from_bytes(tail[at + 12 : at + 16], "little")) != 0xFFFFFFFF:
-        if directory > _LARGEST_DIRECTORY:
+    position = tail.rfind(_END_RECORD)
+    if (
+        position >= 0
+        and (directory_bytes := int.from_bytes(tail[position + 12 : position + 16], "little")) != 0xFFFFFFFF
+    ):
+        if directory_bytes > _LARGEST_DIRECTORY:
             raise OversizedLog(
-                f"{archive}: the zip's central directory has {directory} bytes, expected at most "
+                f"{archive}: the zip's central directory has {directory_bytes} bytes, expected at most "
                 f"{_LARGEST_DIRECTORY}; unpack it yourself, or split it"
             )
     elif size > _LARGEST_DIRECTORY:
         # A zip64 archive stores the size of its directory in another record.
-        at64 = tail.rfind(b"PK\x06\x06")
-        if at64 < 0 or int.from_bytes(tail[at64 + 40 : at64 + 48], "little") > _LARGEST_DIRECTORY:
+        position64 = tail.rfind(b"PK\x06\x06")
+        if (
+            position64 < 0
+            or int.from_bytes(tail[position64 + 40 : position64 + 48], "little") > _LARGEST_DIRECTORY
+        ):
             raise OversizedLog(
                 f"{archive}: the zip's central directory has more than {_LARGEST_DIRECTORY} bytes; unpack it "
                 "yourself, or split it"
@@ -346,7 +352,7 @@ class _Bounded(RawIOBase):
 
     def __init__(self, stream: BinaryIO, allowed: int, path: str, *, cut: bool = False) -> None:
         self._stream = stream
-        self._left = allowed
+        self._remaining_bytes = allowed
         self._path = path
         self._cut = cut
 
@@ -355,13 +361,13 @@ class _Bounded(RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         try:
-            data = read_some(self._stream, min(len(buffer), self._left) if self._cut else len(buffer))
+            data = read_some(self._stream, min(len(buffer), self._remaining_bytes) if self._cut else len(buffer))
         except (EOFError, zlib.error, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise OSError(
                 f"{self._path} cannot be unpacked: {error}; it may be damaged or incomplete, so copy it again"
             ) from error
-        self._left -= len(data)
-        if self._left < 0:
+        self._remaining_bytes -= len(data)
+        if self._remaining_bytes < 0:
             raise OversizedLog(_oversized(self._path))
         buffer[: len(data)] = data
         return len(data)
@@ -376,7 +382,7 @@ def _bounded(stream: BinaryIO, allowed: int, path: str) -> BinaryIO:
     return BufferedReader(_Bounded(stream, allowed, path), 256 * 1024)
 
 
-_PIECE = 1 << 20
+_READ_BYTES = 1 << 20
 
 
 def readable_files(
@@ -392,8 +398,8 @@ def readable_files(
         size = 0
         try:
             with file.open() as stream:
-                while piece := read_some(stream, _PIECE):
-                    size += len(piece)
+                while data := read_some(stream, _READ_BYTES):
+                    size += len(data)
         except OSError as error:
             add_error(errors, error, file.path)
             if not size:

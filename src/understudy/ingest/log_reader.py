@@ -21,7 +21,7 @@ LARGEST_DOCUMENT = 128 * 1024 * 1024
 """Longer lines and larger documents are counted and left out, so that memory stays bounded."""
 
 _CHUNK = 1024 * 1024
-_MARK = b"\xef\xbb\xbf"
+_BOM = b"\xef\xbb\xbf"
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[{}\[\]:,]|[^\s{}\[\]:,"]+', re.DOTALL)
 _INSIDE = re.compile(rb'(?:[^{}\[\]"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))*+', re.DOTALL)
 """What is between two brackets."""
@@ -31,12 +31,12 @@ _ROWS_SEEN = 40
 @contextmanager
 def garbage_collection_paused() -> Generator[None]:
     """Pause the garbage collector: reading creates very many objects but no reference cycles."""
-    was = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()
 
 
@@ -61,23 +61,23 @@ def parse_json(data: bytes, losses: Counter[str]) -> Any:
 
 def take_losses(losses: Counter[str]) -> Counter[str]:
     """Return a copy of the counts, and clear the counter for the next trace."""
-    own = losses.copy()
+    counts = losses.copy()
     losses.clear()
-    return own
+    return counts
 
 
 def read_document(file: LogFile, losses: Counter[str]) -> Any:
     """Return the JSON value of a whole file, or None if it is malformed or too large (`large_document`)."""
-    data = _whole(file, losses)
+    data = _read_all(file, losses)
     if not data.strip():
         losses["empty_file"] += 1
         return None
-    return parse_json(data.removeprefix(_MARK), losses)
+    return parse_json(data.removeprefix(_BOM), losses)
 
 
 def read_text(file: LogFile, losses: Counter[str]) -> str:
     """Return the text of a file, or "" if it is too large (`large_document`)."""
-    data = _whole(file, losses)
+    data = _read_all(file, losses)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -90,32 +90,32 @@ def read_lines(file: LogFile, losses: Counter[str]) -> Iterator[bytes]:
 
     Overlong lines are counted as `long_line` and skipped.
     """
-    rest: list[bytes] = []
+    unfinished: list[bytes] = []
     size = 0
     skipping = False
     with file.open() as stream:
         for chunk in _chunks(stream, losses):
-            *whole, last = chunk.split(b"\n")
-            for piece in whole:
-                line = piece if not rest else b"".join((*rest, piece))
-                rest, size = [], 0
+            *finished, remainder = chunk.split(b"\n")
+            for line_end in finished:
+                line = line_end if not unfinished else b"".join((*unfinished, line_end))
+                unfinished, size = [], 0
                 if skipping:
                     skipping = False
                 elif line and not line.isspace():
                     yield line
             if skipping:
                 continue
-            rest.append(last)
-            size += len(last)
+            unfinished.append(remainder)
+            size += len(remainder)
             if size > LONGEST_LINE:
                 losses["long_line"] += 1
-                rest, size, skipping = [], 0, True
-    line = b"".join(rest)
+                unfinished, size, skipping = [], 0, True
+    line = b"".join(unfinished)
     if line and not line.isspace():
         yield line
 
 
-def _whole(file: LogFile, losses: Counter[str]) -> bytes:
+def _read_all(file: LogFile, losses: Counter[str]) -> bytes:
     data = bytearray()
     with file.open() as stream:
         for chunk in _chunks(stream, losses):
@@ -138,7 +138,7 @@ def _chunks(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
 def read_records(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON lines file. Other values are counted as `not_an_object`."""
     for line in read_lines(file, losses):
-        value = parse_json(line.removeprefix(_MARK), losses)
+        value = parse_json(line.removeprefix(_BOM), losses)
         if isinstance(value, dict):
             yield cast("dict[str, Any]", value)
         elif value is not None:
@@ -168,7 +168,7 @@ class LogOutline:
 @lru_cache(maxsize=4)
 def outline(head: bytes) -> LogOutline:
     """Return the outline of a file. Cached, because every format's detection asks for it."""
-    return LogOutline(head.removeprefix(_MARK).lstrip())
+    return LogOutline(head.removeprefix(_BOM).lstrip())
 
 
 def _keys(start: bytes) -> dict[str, str]:
@@ -176,29 +176,29 @@ def _keys(start: bytes) -> dict[str, str]:
     keys: dict[str, str] = {}
     stack = ""
     key: str | None = None
-    before = ""
+    previous = ""
     position = 0
     while match := _TOKEN.search(start, position):
         token, position = match.group(), match.end()
-        mark = chr(token[0])
-        if mark in "{[":
+        first_character = chr(token[0])
+        if first_character in "{[":
             if key is not None and len(stack) == level:
-                keys[key], key = mark, None
-            stack += mark
-        elif mark in "}]":
+                keys[key], key = first_character, None
+            stack += first_character
+        elif first_character in "}]":
             stack = stack[:-1]
             if len(stack) < level and keys:
                 break
-        elif len(stack) == level and stack[-1] == "{" and mark not in ":,":
+        elif len(stack) == level and stack[-1] == "{" and first_character not in ":,":
             text = token.decode(errors="replace").strip('"')
             if key is None:
-                key = text if mark == '"' else None
-            elif before == ":":
+                key = text if first_character == '"' else None
+            elif previous == ":":
                 keys[key], key = text[:200], None
-        before = mark
-        if len(stack) > level and (inside := _INSIDE.match(start, position)):
-            position = inside.end()
-    if key is not None and before == ":":
+        previous = first_character
+        if len(stack) > level and (nested := _INSIDE.match(start, position)):
+            position = nested.end()
+    if key is not None and previous == ":":
         keys[key] = ""
     return keys
 

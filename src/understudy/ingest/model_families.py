@@ -33,14 +33,14 @@ _FAMILIES: tuple[tuple[str, str], ...] = (
 )
 # A family's name must begin at a word boundary; digits and letters may follow directly (glm5, llama3).
 _PATTERN = re.compile("|".join(f"(?P<{name}>(?<![a-z0-9])(?:{pattern}))" for name, pattern in _FAMILIES))
-_ORDER = {name: at for at, (name, _) in enumerate(_FAMILIES)}
+_ORDER = {name: rank for rank, (name, _) in enumerate(_FAMILIES)}
 
 
 def model_family(model: str | None) -> str | None:
     """Return a model's family by its name ("anthropic/claude-opus-4-7" → "claude"), or None if it is unknown."""
     # Results are cached, since there are few names and very many turns. Huge names, as in hostile logs, are not
     # cached.
-    return None if not model else _family(model) if len(model) > _LONG else _remembered(model)
+    return None if not model else _family(model) if len(model) > _LONGEST_CACHED_NAME else _cached_family(model)
 
 
 def _family(model: str) -> str | None:
@@ -48,5 +48,5 @@ def _family(model: str) -> str | None:
     return min(matches, key=_ORDER.__getitem__, default=None)
 
 
-_LONG = 200
-_remembered = lru_cache(maxsize=1024)(_family)
+_LONGEST_CACHED_NAME = 200
+_cached_family = lru_cache(maxsize=1024)(_family)

@@ -59,8 +59,8 @@ class PromptSize(Struct, frozen=True):
     @property
     def most_tokens(self) -> int:
         """The maximum number of tokens in the prompt."""
-        more = MESSAGE_TOKENS * self.messages + REQUEST_TOKENS + IMAGE_TOKENS * self.images
-        return max(self.escaped, 0) + more
+        overhead = MESSAGE_TOKENS * self.messages + REQUEST_TOKENS + IMAGE_TOKENS * self.images
+        return max(self.escaped, 0) + overhead
 
     @property
     def likely_tokens(self) -> int:
@@ -122,21 +122,21 @@ def turn_sizes(trace: Trace) -> list[TurnSize]:
     offered = OfferedTools(trace)
     tools = UnloggedTools.of(trace, offered)
     sizes: dict[int, PromptSize] = {-1: PromptSize()}  # by node: of the messages up to it
-    of_trace = shape_size(trace.shape)
+    trace_shape_size = shape_size(trace.shape)
     turns: list[TurnSize] = []
     for turn in trace.turns:
-        way: list[int] = []
-        node = turn.context
-        while node not in sizes:
-            way.append(node)
-            node = trace.nodes[node].parent
-        for step in reversed(way):
-            messages = trace.renderer.history(trace.nodes[step].body)
+        unvisited: list[int] = []
+        tip = turn.context
+        while tip not in sizes:
+            unvisited.append(tip)
+            tip = trace.nodes[tip].parent
+        for node in reversed(unvisited):
+            messages = trace.renderer.history(trace.nodes[node].body)
             added = messages_size(messages, json_bytes(messages)) if messages else PromptSize()
-            sizes[step] = sizes[node].plus(added)
-            node = step
+            sizes[node] = sizes[tip].plus(added)
+            tip = node
         is_logged = (turn.shape or trace.shape).tools is not None
-        size = (of_trace if turn.shape is None else shape_size(turn.shape)).plus(sizes[turn.context])
+        size = (trace_shape_size if turn.shape is None else shape_size(turn.shape)).plus(sizes[turn.context])
         turns.append(
             TurnSize(
                 size if is_logged else size.plus(tools.size),
@@ -153,17 +153,17 @@ def messages_size(messages: Sequence[Message], data: bytes) -> PromptSize:
     A tool call counts as a message, and its result as none: a request has a result for each call, whether the log
     has it or not.
     """
-    number = images = hidden = 0
+    count = images = url_characters = 0
     for message in messages:
-        number += (message["role"] != "tool") + len(message.get("tool_calls") or ())
+        count += (message["role"] != "tool") + len(message.get("tool_calls") or ())
         content = message.get("content")
         for part in cast(list[Any], content) if isinstance(content, list) else ():
             if isinstance(part, dict) and cast(dict[str, Any], part).get("type") == "image_url":
                 image: Any = cast(dict[str, Any], part).get("image_url")
                 url = cast(dict[str, Any], image).get("url") if isinstance(image, dict) else image
                 images += 1
-                hidden += len(url) if isinstance(url, str) else 0
-    return PromptSize(len(data) - hidden, escaped_bytes(data) - hidden, number, images)
+                url_characters += len(url) if isinstance(url, str) else 0
+    return PromptSize(len(data) - url_characters, escaped_bytes(data) - url_characters, count, images)
 
 
 def escaped_bytes(data: bytes) -> int:

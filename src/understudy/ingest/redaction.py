@@ -94,17 +94,17 @@ class _RedactedRenderer:
         self._name = name
 
     def history(self, body: tuple[int, Any]) -> list[Message]:
-        number, own = body
-        return self._scope.value(self._renderer.history(own), f"{self._name} node {number}")
+        number, original_body = body
+        return self._scope.value(self._renderer.history(original_body), f"{self._name} node {number}")
 
     def action(self, bodies: Sequence[tuple[int, Any]]) -> TurnAction:
-        action = self._renderer.action([own for _, own in bodies])
-        where = f"{self._name} node {bodies[0][0]}" if bodies else self._name
+        action = self._renderer.action([original_body for _, original_body in bodies])
+        place = f"{self._name} node {bodies[0][0]}" if bodies else self._name
         fields: dict[str, Any] = {"content": action.content, "tool_calls": action.tool_calls}
         # Text and calls get the same place in the report as the history, which repeats them. Thinking occurs only
         # here.
-        fields = self._scope.value(fields, where)
-        thinking = action.thinking and self._scope.text(action.thinking, f"{where} thinking")
+        fields = self._scope.value(fields, place)
+        thinking = action.thinking and self._scope.text(action.thinking, f"{place} thinking")
         return replace(action, thinking=thinking, **fields)
 
 

@@ -61,21 +61,21 @@ class RedactionSearch:
         name, items = conversation
         self._conversations += 1
         scope = self._redactor.scoped_to(items)
-        redacted = [scope.value(item, f"{name} {at}") for at, item in enumerate(items)]
+        redacted = [scope.value(item, f"{name} {index}") for index, item in enumerate(items)]
         name = scope.name(name)
         self._characters += sum(len(text) for text, _ in json_strings(items))
-        fresh: set[str] = set()
+        new_pseudonyms: set[str] = set()
         for _, rule, pseudonym, times in self._redactor.report.drain():
             self._replaced[rule] += times
             if pseudonym not in self._rules:
                 self._rules[pseudonym] = rule
                 self._values[rule] += 1
-                fresh.add(pseudonym)
-        for text, _ in json_strings(redacted) if fresh else ():
+                new_pseudonyms.add(pseudonym)
+        for text, _ in json_strings(redacted) if new_pseudonyms else ():
             for match in PSEUDONYM.finditer(text):
                 rule = self._rules.get(match.group(), "")
-                if match.group() in fresh and self._sampled[rule] < self._most:
-                    fresh.discard(match.group())
+                if match.group() in new_pseudonyms and self._sampled[rule] < self._most:
+                    new_pseudonyms.discard(match.group())
                     self._sampled[rule] += 1
                     self._chosen.append(RedactionSample(rule, name, _context(text, match)))
 
@@ -102,8 +102,11 @@ def preview_redaction(
 
 def _context(text: str, match: re.Match[str]) -> str:
     """Return the text around a pseudonym on one line."""
-    left, right = text[max(match.start() - _AROUND, 0) : match.start()], text[match.end() : match.end() + _AROUND]
-    return " ".join(f"{left}{match.group()}{right}".split())
+    before, after = (
+        text[max(match.start() - _AROUND, 0) : match.start()],
+        text[match.end() : match.end() + _AROUND],
+    )
+    return " ".join(f"{before}{match.group()}{after}".split())
 
 
 def trace_conversations(traces: Iterable[Trace]) -> Iterator[Conversation]:

@@ -32,7 +32,7 @@ from understudy.util.files import atomic_path, write_remedy
 if TYPE_CHECKING:
     from understudy.redact.redactor import Redactor
 
-_PIECE = 1 << 20
+_COPIED_BYTES = 1 << 20
 _ADDED_KEYS = ("signals", "outcome", "tools_source", "tools_version", "tools_inferred")
 """Keys that we add to a state, written after those that come from the log."""
 
@@ -40,14 +40,14 @@ _ADDED_KEYS = ("signals", "outcome", "tools_source", "tools_version", "tools_inf
 def state_record(state: TraceState, trace: Trace) -> dict[str, Any]:
     """Return a state as a JSON object. All keys are always present."""
     record = asdict(state)
-    later = {name: record.pop(name) for name in _ADDED_KEYS}
+    added = {name: record.pop(name) for name in _ADDED_KEYS}
     record["student_action"] = asdict(state.student_action)
-    return {**record, "format": trace.format, "source": trace.source, **later, "schema": SCHEMA}
+    return {**record, "format": trace.format, "source": trace.source, **added, "schema": SCHEMA}
 
 
-def state_line(state: TraceState, trace: Trace, more: Mapping[str, Any] = MappingProxyType({})) -> bytes:
-    """Return a state as a line of JSON, with the keys of `more` after its own."""
-    value = {**state_record(state, trace), **more}
+def state_line(state: TraceState, trace: Trace, extra: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+    """Return a state as a line of JSON, with the keys of `extra` after its own."""
+    value = {**state_record(state, trace), **extra}
     try:
         return msgspec.json.encode(value) + b"\n"
     except UnicodeEncodeError:
@@ -93,45 +93,45 @@ class PrivateFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._at = 0
+        self._written_bytes = 0
         with writing(path):
             self._stream = _create(path)
 
     def tell(self) -> int:
         """Return the number of bytes written."""
-        return self._at
+        return self._written_bytes
 
     def write(self, line: bytes) -> None:
         """Write a line. Raises ConfigError."""
         with writing(self.path):
-            self._at += self._stream.write(line)
+            self._written_bytes += self._stream.write(line)
 
     def roll_back(self, position: int) -> None:
         """Truncate the file at a position that `tell` returned. Raises ConfigError."""
         with writing(self.path):
             self._stream.seek(position)
             self._stream.truncate()
-        self._at = position
+        self._written_bytes = position
 
-    def copy(self, source: Path, at: int, size: int, without: Set[int] = frozenset()) -> int:
+    def copy(self, source: Path, offset: int, size: int, without: Set[int] = frozenset()) -> int:
         """Copy a part of another file, leaving out the lines with the numbers `without`.
 
         Returns the number of bytes written. Raises ConfigError.
         """
-        before = self._at
+        bytes_before = self._written_bytes
         with writing(self.path), source.open("rb") as stream:
-            stream.seek(at)
+            stream.seek(offset)
             if not without:
-                while size and (piece := stream.read(min(size, _PIECE))):
-                    self._at += self._stream.write(piece)
-                    size -= len(piece)
+                while size and (data := stream.read(min(size, _COPIED_BYTES))):
+                    self._written_bytes += self._stream.write(data)
+                    size -= len(data)
             number = 0
             while without and size > 0 and (line := stream.readline()):
                 if number not in without:
-                    self._at += self._stream.write(line)
+                    self._written_bytes += self._stream.write(line)
                 number += 1
                 size -= len(line)
-        return self._at - before
+        return self._written_bytes - bytes_before
 
     def close(self) -> None:
         """Flush and close the file. Raises ConfigError."""
@@ -146,9 +146,9 @@ class JsonlSink(PrivateFile):
         """Write a state. Raises ConfigError."""
         self.write(state_line(state, trace))
 
-    def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
+    def write_turns(self, trace: Trace, indexes: Sequence[int], tick: Callable[[], None]) -> None:
         """Write the states of the turns at these indexes. Raises ConfigError."""
-        for state in _selected_states(trace, wanted):
+        for state in _selected_states(trace, indexes):
             self.add(state, trace)
             tick()
 
@@ -197,7 +197,7 @@ _COLUMNS: Columns = {
 
 def require_pyarrow(path: str | Path) -> None:
     """Raise ConfigError if pyarrow, which is needed to write `path`, is not installed."""
-    _frugal()
+    _use_system_allocator()
     try:
         import_module("pyarrow.parquet")
     except ImportError as missing:
@@ -207,7 +207,7 @@ def require_pyarrow(path: str | Path) -> None:
         ) from missing
 
 
-def _frugal() -> None:
+def _use_system_allocator() -> None:
     """Make pyarrow use the system's allocator, since its own keeps 150 MB of freed memory."""
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
@@ -231,13 +231,13 @@ def row(state: TraceState, trace: Trace) -> dict[str, Any]:
 
 def _message(message: Message) -> dict[str, Any]:
     content = message.get("content")
-    parts = isinstance(content, list)
-    more = {key: value for key, value in message.items() if key not in _MESSAGE_KEYS}
+    has_parts = isinstance(content, list)
+    unusual = {key: value for key, value in message.items() if key not in _MESSAGE_KEYS}
     return {
         **{key: message.get(key) for key in _MESSAGE_KEYS},
-        "content": None if parts else content,
-        "content_parts": msgspec.json.encode(content).decode() if parts else None,
-        "more": msgspec.json.encode(more).decode() if more else None,
+        "content": None if has_parts else content,
+        "content_parts": msgspec.json.encode(content).decode() if has_parts else None,
+        "more": msgspec.json.encode(unusual).decode() if unusual else None,
     }
 
 
@@ -246,7 +246,7 @@ class ParquetWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _frugal()
+        _use_system_allocator()
         self._arrow: Any = import_module("pyarrow")
         self._schema = schema()
         parquet: Any = import_module("pyarrow.parquet")
@@ -255,13 +255,13 @@ class ParquetWriter:
             self._writer = parquet.ParquetWriter(self._sink, self._schema, compression="zstd")
         self._tables: list[Any] = []
         self._rows: list[dict[str, Any]] = []
-        self._held = 0
+        self._buffered_bytes = 0
 
     def add(self, state: TraceState, trace: Trace) -> None:
         """Add a state. Raises ConfigError."""
         self._rows.append(row(state, trace))
-        self._held += 500 + sum(_size(message) for message in state.messages)
-        if self._held > _BUFFER_BYTES:
+        self._buffered_bytes += 500 + sum(_size(message) for message in state.messages)
+        if self._buffered_bytes > _BUFFER_BYTES:
             self._flush()
 
     def copy(self, source: Path, without: Set[int]) -> None:
@@ -270,17 +270,17 @@ class ParquetWriter:
         Raises ConfigError.
         """
         parquet: Any = import_module("pyarrow.parquet")
-        first = 0
-        with source.open("rb") as file, parquet.ParquetFile(file) as read:
-            for group in range(read.num_row_groups):
-                table = read.read_row_group(group)
+        first_row = 0
+        with source.open("rb") as file, parquet.ParquetFile(file) as part_file:
+            for group in range(part_file.num_row_groups):
+                table = part_file.read_row_group(group)
                 if without:
-                    rows = [at for at in range(table.num_rows) if first + at not in without]
-                    first += table.num_rows
+                    rows = [index for index in range(table.num_rows) if first_row + index not in without]
+                    first_row += table.num_rows
                     table = table.take(rows)
                 self._tables.append(table)
-                self._held += table.nbytes
-                if self._held > _GROUP:
+                self._buffered_bytes += table.nbytes
+                if self._buffered_bytes > _GROUP:
                     self._write()
 
     def close(self) -> None:
@@ -306,7 +306,7 @@ class ParquetWriter:
         return column_table(self._arrow, rows, _COLUMNS, self._schema)
 
     def _write(self) -> None:
-        tables, self._tables, self._held = self._tables, [], 0
+        tables, self._tables, self._buffered_bytes = self._tables, [], 0
         if tables:
             with writing(self.path):
                 self._writer.write_table(self._arrow.concat_tables(tables))
@@ -327,12 +327,12 @@ class ParquetSink:
         self.close()
         return self._number
 
-    def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
+    def write_turns(self, trace: Trace, indexes: Sequence[int], tick: Callable[[], None]) -> None:
         """Write the states of the turns at these indexes. Raises ConfigError."""
         if self._file is None:
             self._file = ParquetWriter(part_path(self.path, self._number))
             self._number += 1
-        for state in _selected_states(trace, wanted):
+        for state in _selected_states(trace, indexes):
             self._file.add(state, trace)
             tick()
 
@@ -366,9 +366,9 @@ def _unicode(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, list):
-        return [_unicode(one) for one in cast("list[Any]", value)]
+        return [_unicode(item) for item in cast("list[Any]", value)]
     if isinstance(value, dict):
-        return {key: _unicode(one) for key, one in cast("dict[str, Any]", value).items()}
+        return {key: _unicode(item) for key, item in cast("dict[str, Any]", value).items()}
     return value
 
 
@@ -386,9 +386,9 @@ class SpoolSink(PrivateFile):
         super().__init__(path)
         self._packer = Packer()
 
-    def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
+    def write_turns(self, trace: Trace, indexes: Sequence[int], tick: Callable[[], None]) -> None:
         """Write the turns at these indexes. Raises ConfigError."""
-        data = _encode(trace_rows(trace, self._packer, wanted))
+        data = _encode(trace_rows(trace, self._packer, indexes))
         self.write(len(data).to_bytes(_LENGTH, "little"))
         self.write(data)
         tick()
@@ -400,7 +400,12 @@ class SpoolSink(PrivateFile):
 
 
 def load_spool(
-    sessions: SessionRepository, part: Path, at: int, size: int, without: Set[int], sources: Sequence[LogSource]
+    sessions: SessionRepository,
+    spool_file: Path,
+    offset: int,
+    size: int,
+    without: Set[int],
+    sources: Sequence[LogSource],
 ) -> Iterator[TraceChanges]:
     """Store a part of a file that `SpoolSink` wrote, without some of its turns.
 
@@ -409,20 +414,20 @@ def load_spool(
     one meanwhile would only compete for the interpreter lock. Raises StoreError.
     """
     traces: list[PackedTrace] = []
-    buffered = position = 0
-    with part.open("rb") as stream:
-        stream.seek(at)
-        while stream.tell() < at + size:
+    buffered_bytes = turn_count = 0
+    with spool_file.open("rb") as stream:
+        stream.seek(offset)
+        while stream.tell() < offset + size:
             data = stream.read(int.from_bytes(stream.read(_LENGTH), "little"))
             row, contents = _decode(data)
             turns = row.turns
-            row.turns = [turn for number, turn in enumerate(turns, position) if number not in without]
-            position += len(turns)
+            row.turns = [turn for number, turn in enumerate(turns, turn_count) if number not in without]
+            turn_count += len(turns)
             traces.append((row, contents))
-            buffered += len(data)
-            if buffered > _CHUNK:
+            buffered_bytes += len(data)
+            if buffered_bytes > _CHUNK:
                 yield sessions.add(traces, ()).result()
-                traces, buffered = [], 0
+                traces, buffered_bytes = [], 0
     if traces or sources:
         yield sessions.add(traces, sources).result()
 
@@ -436,9 +441,9 @@ def stored_states(
 ) -> Iterator[tuple[TraceState, Trace]]:
     """Yield the states that `trace_store.traces` selects, each with its trace, redacted if a redactor is given."""
     for trace in traces(library, where, limit=limit, seed=seed):
-        clean = redact_trace(trace, redactor) if redactor else trace
-        for state in expand(clean):
-            yield state, clean
+        redacted = redact_trace(trace, redactor) if redactor else trace
+        for state in expand(redacted):
+            yield state, redacted
 
 
 def extract_states(
@@ -464,7 +469,7 @@ def extract_states(
         raise ConfigError(
             f"--output: {output} cannot be written: there is no directory {output.parent}; create it first"
         )
-    number = 0
+    count = 0
     with (
         writing(output),
         atomic_path(output) as path,
@@ -472,5 +477,5 @@ def extract_states(
     ):
         for state, trace in stored_states(library, where, limit, seed, redactor):
             file.add(state, trace)
-            number += 1
-    return number
+            count += 1
+    return count

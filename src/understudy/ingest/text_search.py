@@ -57,38 +57,38 @@ def search_texts(
     `SessionRepository.select` raises.
     """
     words = search_words(query)
-    chosen = {row[0] for row in sessions.table(("state_id",), where)}
+    selected_ids = {row[0] for row in sessions.table(("state_id",), where)}
     for trace in traces(sessions, sessions.whole_conversations(sessions.select(where))):
         ids = [state_id(trace.trace_id, turn.message_id) for turn in trace.turns]
-        matches = {index: match for index, match in _matches(trace, words) if ids[index] in chosen}
+        matches = {index: match for index, match in _matches(trace, words) if ids[index] in selected_ids}
         if not matches:
             continue
         if redactor is not None:
-            clean = dict(_matches(redact_trace(trace, redactor), words))
-            matches = {index: clean.get(index, (role, HIDDEN)) for index, (role, _) in matches.items()}
+            redacted_matches = dict(_matches(redact_trace(trace, redactor), words))
+            matches = {index: redacted_matches.get(index, (role, HIDDEN)) for index, (role, _) in matches.items()}
         for index, (role, snippet) in matches.items():
             yield TextMatch(state_id=ids[index], role=role, snippet=snippet)
 
 
 def _matches(trace: Trace, words: Sequence[str]) -> Iterator[tuple[int, tuple[str, str]]]:
     """Yield the index of each turn with all words in one of its texts, with that text's role and a snippet."""
-    seen: set[int] = set()
+    visited_nodes: set[int] = set()
     for index, turn in enumerate(trace.turns):
-        for role, text in _own_texts(trace, turn, seen):
+        for role, text in _texts_of_turn(trace, turn, visited_nodes):
             folded = text.casefold()
             if all(word in folded for word in words):
                 yield index, (role, _snippet(text, words))
                 break
 
 
-def _own_texts(trace: Trace, turn: TraceTurn, seen: set[int]) -> Iterator[tuple[str, str]]:
-    """Yield the texts that belong to a turn, each with its role, and add their nodes to `seen`."""
-    new: list[int] = []
+def _texts_of_turn(trace: Trace, turn: TraceTurn, visited_nodes: set[int]) -> Iterator[tuple[str, str]]:
+    """Yield the texts that belong to a turn, each with its role, and add their nodes to `visited_nodes`."""
+    new_nodes: list[int] = []
     node = turn.context
-    while node >= 0 and node not in seen:
-        new.append(node)
+    while node >= 0 and node not in visited_nodes:
+        new_nodes.append(node)
         node = trace.nodes[node].parent
-    seen.update(new, turn.action)
+    visited_nodes.update(new_nodes, turn.action)
     action = trace.renderer.action([trace.nodes[node].body for node in turn.action])
     calls = (
         f"{call['function']['name']} {text}"
@@ -98,7 +98,7 @@ def _own_texts(trace: Trace, turn: TraceTurn, seen: set[int]) -> Iterator[tuple[
     for text in (action.content, action.thinking, *calls):
         if text:
             yield "assistant", text
-    for node in reversed(new):
+    for node in reversed(new_nodes):
         for message in trace.renderer.history(trace.nodes[node].body):
             if message["role"] != "assistant":
                 yield message["role"], text_of(message.get("content"))
@@ -114,10 +114,10 @@ def _argument_texts(arguments: str) -> list[str]:
 
 def _snippet(text: str, words: Sequence[str]) -> str:
     """Return the text around the first of the words, on one line."""
-    at = min(_position(text, word) for word in words)
-    first, last = max(at - _AROUND, 0), at + _AROUND
-    cut = " ".join(text[first:last].split())
-    return ("\u2026" if first else "") + cut + ("\u2026" if last < len(text) else "")
+    position = min(_position(text, word) for word in words)
+    start, end = max(position - _AROUND, 0), position + _AROUND
+    snippet = " ".join(text[start:end].split())
+    return ("\u2026" if start else "") + snippet + ("\u2026" if end < len(text) else "")
 
 
 def _position(text: str, word: str) -> int:

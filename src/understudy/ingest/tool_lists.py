@@ -67,7 +67,7 @@ class ToolList(Struct, frozen=True, kw_only=True):
         )
 
 
-class _Seen(Struct):
+class _ToolUse(Struct):
     """How a tool was called: the number of calls, and for each argument its number of uses and its types."""
 
     calls: int = 0
@@ -91,7 +91,7 @@ def tool_list(
     recorded = claude_tools(version, called, subagent=subagent, date=date) if version else None
     tools = [] if recorded is None else recorded.tools
     missing = sorted(called.keys() - names_of(tools))
-    tools = [*tools, *(_inferred_tool(name, _seen(called[name])) for name in missing)]
+    tools = [*tools, *(_inferred_tool(name, _tool_use(called[name])) for name in missing)]
     if not tools:
         return ToolList()
     return ToolList(
@@ -111,7 +111,7 @@ def completed(offered: ToolList, messages: Iterable[Mapping[str, Any]]) -> ToolL
     if not missing:
         return offered
     return ToolList(
-        tools=[*(offered.tools or ()), *(_inferred_tool(name, _seen(called[name])) for name in missing)],
+        tools=[*(offered.tools or ()), *(_inferred_tool(name, _tool_use(called[name])) for name in missing)],
         source="inferred",
         version=offered.version,
         inferred=(*offered.inferred, *missing),
@@ -154,34 +154,34 @@ def _arguments(text: str) -> dict[str, Any] | None:
     return None if arguments is None or UNPARSED_INPUT in arguments else arguments
 
 
-def _seen(texts: Iterable[str]) -> _Seen:
+def _tool_use(texts: Iterable[str]) -> _ToolUse:
     """Summarize calls of one tool, given their arguments as JSON. Calls that cannot be parsed are skipped."""
-    seen = _Seen()
+    use = _ToolUse()
     for text in texts:
         arguments = _arguments(text)
         if arguments is None:
             continue
-        seen.calls += 1
+        use.calls += 1
         for argument, value in arguments.items():
-            seen.arguments[argument] = seen.arguments.get(argument, 0) + 1
-            seen.types.setdefault(argument, set()).add(_type(value))
-    return seen
+            use.arguments[argument] = use.arguments.get(argument, 0) + 1
+            use.types.setdefault(argument, set()).add(_type(value))
+    return use
 
 
-def _inferred_tool(name: str, seen: _Seen) -> dict[str, Any]:
+def _inferred_tool(name: str, use: _ToolUse) -> dict[str, Any]:
     """Return a tool definition inferred from calls.
 
     An argument that every call had is required. Its type is the observed one; additional arguments are allowed.
     """
     properties: dict[str, Any] = {}
-    for argument, types in sorted(seen.types.items()):
+    for argument, types in sorted(use.types.items()):
         type_names = sorted(types - {""})
         # With several types, or an unknown one, any type is allowed.
         properties[argument] = {"type": type_names[0]} if len(type_names) == 1 and "" not in types else {}
     parameters = {
         "type": "object",
         "properties": properties,
-        "required": sorted(argument for argument, count in seen.arguments.items() if count == seen.calls),
+        "required": sorted(argument for argument, count in use.arguments.items() if count == use.calls),
         "additionalProperties": True,
     }
     return {"type": "function", "function": {"name": name, "parameters": parameters}}

@@ -120,10 +120,10 @@ def _flush(result: list[dict[str, Any]], user_messages: list[dict[str, Any]], op
     user_messages.clear()
     if not nonempty:
         return
-    whole = nonempty[0]
+    joined = nonempty[0]
     for message in nonempty[1:]:
-        whole = _joined(whole, message)
-    result.append(whole)
+        joined = _joined(joined, message)
+    result.append(joined)
 
 
 def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -382,10 +382,10 @@ def state_id(trace_id: str, message_id: str) -> str:
 
 def state_ids_of(trace_id: str) -> Callable[[str], bytes]:
     """Return a function that returns the 16 bytes of the id of a trace's state for the state's message id."""
-    begun = blake2b(f"{trace_id}\0".encode("utf-8", "surrogatepass"), digest_size=16)
+    prefix = blake2b(f"{trace_id}\0".encode("utf-8", "surrogatepass"), digest_size=16)
 
     def of_message(message_id: str) -> bytes:
-        digest = begun.copy()
+        digest = prefix.copy()
         digest.update(message_id.encode("utf-8", "surrogatepass"))
         return digest.digest()
 
@@ -458,17 +458,20 @@ class _PathMessages:
         while self._final and self._final[-1][0] > shared:
             self._final.pop()
         while True:
-            begin, number = self._final[-1] if self._final else (0, 0)
-            rest = [
+            first_step, message_count = self._final[-1] if self._final else (0, 0)
+            new_messages = [
                 message
-                for index in self._path[begin:]
+                for index in self._path[first_step:]
                 for message in rendered_node(self._trace, index, self._rendered)
             ]
-            if not begin or not rest or _is_answer(rest[0]):
+            if not first_step or not new_messages or _is_answer(new_messages[0]):
                 break
             self._final.pop()
-        self._messages[number:] = messages_shown(self._trace, rest)
-        if rest and all(some and some[-1]["role"] in ("user", "tool") for some in (rest, self._messages)):
+        self._messages[message_count:] = messages_shown(self._trace, new_messages)
+        if new_messages and all(
+            message_list and message_list[-1]["role"] in ("user", "tool")
+            for message_list in (new_messages, self._messages)
+        ):
             self._final.append((len(self._path), len(self._messages)))
         return self._messages
 
@@ -513,13 +516,13 @@ class OfferedTools:
     def inferred_tools(self) -> ToolList:
         """The tools of turns whose log holds none, derived from everything that all turns saw and did."""
         trace, nodes = self._trace, self._trace.nodes
-        seen: set[int] = set()
+        visited: set[int] = set()
         for turn in trace.turns:
-            at = turn.context
-            while at >= 0 and at not in seen:
-                seen.add(at)
-                at = nodes[at].parent
-        messages = (message for at in seen for message in rendered_node(trace, at, self._rendered))
+            node = turn.context
+            while node >= 0 and node not in visited:
+                visited.add(node)
+                node = nodes[node].parent
+        messages = (message for node in visited for message in rendered_node(trace, node, self._rendered))
         for turn in trace.turns:
             self._actions[id(turn)] = self._render_action(turn)
         actions = self._actions.values()
@@ -534,24 +537,26 @@ class OfferedTools:
 _LAST_NODES_SEARCHED = 64
 
 
-def path_to(nodes: Sequence[TraceNode], end: int, last: list[int]) -> list[int]:
-    """Return the nodes from the root to `end`. `last` is the path of the turn before.
+def path_to(nodes: Sequence[TraceNode], end: int, previous_path: list[int]) -> list[int]:
+    """Return the nodes from the root to `end`. `previous_path` is that of the turn before.
 
-    Usually the new path continues the last one. Only the difference is walked, which keeps expansion linear.
+    Usually the new path continues it. Only the difference is walked, which keeps expansion linear.
     """
-    shared, steps = _path_difference(nodes, end, last)
-    return last[:shared] + steps
+    shared, steps = _path_difference(nodes, end, previous_path)
+    return previous_path[:shared] + steps
 
 
-def _path_difference(nodes: Sequence[TraceNode], end: int, last: list[int]) -> tuple[int, list[int]]:
-    """Return the number of nodes that the path to `end` shares with `last`, and the nodes that follow them."""
+def _path_difference(nodes: Sequence[TraceNode], node: int, previous_path: list[int]) -> tuple[int, list[int]]:
+    """Return how many nodes the path to `node` shares with the previous one, and the nodes after them."""
     steps: list[int] = []
-    # Only the end of `last` is searched, because a table of all of it would cost time with every turn. A path that
-    # leaves it earlier is walked to the root instead.
+    # Only the end of the previous path is searched, because a table of all of it would cost time with every turn.
+    # A path that leaves it earlier is walked to the root instead.
     window = _LAST_NODES_SEARCHED
-    position = {node: at for at, node in enumerate(last[-window:], max(len(last) - window, 0))}
-    while end >= 0 and end not in position:
-        steps.append(end)
-        end = nodes[end].parent
+    position = {
+        node: index for index, node in enumerate(previous_path[-window:], max(len(previous_path) - window, 0))
+    }
+    while node >= 0 and node not in position:
+        steps.append(node)
+        node = nodes[node].parent
     steps.reverse()
-    return (position[end] + 1 if end >= 0 else 0), steps
+    return (position[node] + 1 if node >= 0 else 0), steps

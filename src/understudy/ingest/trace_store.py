@@ -118,10 +118,12 @@ def store_trace(sessions: SessionRepository, trace: Trace) -> Future[TraceChange
     return sessions.add([trace_rows(trace, Packer())])
 
 
-def trace_rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None) -> tuple[TraceRow, list[Packed]]:
+def trace_rows(
+    trace: Trace, packer: Packer, indexes: Iterable[int] | None = None
+) -> tuple[TraceRow, list[Packed]]:
     """Return the row and the contents to store for a trace.
 
-    `wanted`: the indexes of turns to store (default: all).
+    `indexes`: those of the turns to store (default: all).
     """
     contents = _ContentTable(packer)
     nodes = _NodeTable(trace, contents)
@@ -130,7 +132,7 @@ def trace_rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None
     identity_of = state_ids_of(trace.trace_id)
     turns = [
         _turn_row(trace, index, identity_of, contents, nodes, offered)
-        for index in (range(len(trace.turns)) if wanted is None else wanted)
+        for index in (range(len(trace.turns)) if indexes is None else indexes)
     ]
     row = TraceRow(
         id=storable(trace.trace_id),
@@ -172,7 +174,7 @@ def _turn_row(
     shape = turn.shape
     action = offered.action_of(turn)
     context = nodes.position_of(turn.context)
-    answer, seen = nodes.answer(context, turn.action)
+    answer, answer_messages = nodes.answer(context, turn.action)
     signals: dict[str, Any] = {} if turn.signals is None else asdict(turn.signals)
     if turn.signals is not None:
         signals["interrupted"] = int(turn.signals.interrupted)
@@ -183,7 +185,7 @@ def _turn_row(
         message_id=storable(turn.message_id),
         node=context,
         answer=answer,
-        action=contents.add(json_bytes(_stored_form(action, seen))),
+        action=contents.add(json_bytes(_stored_form(action, answer_messages))),
         branch=turn.branch,
         fidelity=turn.fidelity,
         notes=json_bytes(turn.notes).decode(),
@@ -201,11 +203,11 @@ def _turn_row(
     )
 
 
-def _stored_form(action: TurnAction, seen: Sequence[Message]) -> TurnAction | _StoredAction:
+def _stored_form(action: TurnAction, later_messages: Sequence[Message]) -> TurnAction | _StoredAction:
     message: Message = {"role": "assistant", "content": action.content}
     if action.tool_calls:
         message["tool_calls"] = action.tool_calls
-    if len(seen) != 1 or seen[0] != message:
+    if len(later_messages) != 1 or later_messages[0] != message:
         return action
     return _StoredAction(seen=True, thinking=action.thinking, thinking_hidden=action.thinking_hidden)
 
@@ -215,13 +217,13 @@ class _ContentTable:
 
     def __init__(self, packer: Packer) -> None:
         self._packer = packer
-        self._places: dict[bytes, int] = {}
+        self._positions: dict[bytes, int] = {}
         self.packed: list[Packed] = []
 
     def add(self, data: bytes) -> int:
         """Add a content unless it is there already. Returns its index in `packed`."""
         packed = self._packer(data)
-        position = self._places.setdefault(packed.digest, len(self.packed))
+        position = self._positions.setdefault(packed.digest, len(self.packed))
         if position == len(self.packed):
             self.packed.append(packed)
         return position
@@ -233,8 +235,8 @@ class _NodeTable:
     def __init__(self, trace: Trace, contents: _ContentTable) -> None:
         self._trace = trace
         self._contents = contents
-        self._places = {-1: -1}
-        self._last: tuple[int, list[Message]] = (-1, [])
+        self._positions = {-1: -1}
+        self._last_rendered: tuple[int, list[Message]] = (-1, [])
         self._sizes: list[PromptSize] = []
         self.shape_size = shape_size(trace.shape)
         self.rows: list[tuple[int, int]] = []
@@ -248,21 +250,21 @@ class _NodeTable:
         (-1: none).
         """
         pending: list[int] = []
-        while node not in self._places:
+        while node not in self._positions:
             pending.append(node)
             node = self._trace.nodes[node].parent
-        for step in reversed(pending):
-            before = self._places[node]
-            messages = self._trace.renderer.history(self._trace.nodes[step].body)
-            self._last = (step, messages)
+        for pending_node in reversed(pending):
+            parent = self._positions[node]
+            messages = self._trace.renderer.history(self._trace.nodes[pending_node].body)
+            self._last_rendered = (pending_node, messages)
             if messages:
                 data = json_bytes(messages)
-                self.rows.append((before, self._contents.add(data)))
-                self._sizes.append(self.size(before).plus(messages_size(messages, data)))
-                before = len(self.rows) - 1
-            self._places[step] = before
-            node = step
-        return self._places[node]
+                self.rows.append((parent, self._contents.add(data)))
+                self._sizes.append(self.size(parent).plus(messages_size(messages, data)))
+                parent = len(self.rows) - 1
+            self._positions[pending_node] = parent
+            node = pending_node
+        return self._positions[node]
 
     def answer(self, context: int, action: Sequence[int]) -> tuple[int | None, list[Message]]:
         """Return where in `rows` a turn's action ends, and the action's messages; `context` is where the turn's
@@ -270,24 +272,24 @@ class _NodeTable:
 
         Returns (None, []) if the action adds no messages or does not follow the context.
         """
-        last, seen = context, list[Message]()
+        end, messages_added = context, list[Message]()
         for node in action:
             position = self.position_of(node)
-            if position == last:
+            if position == end:
                 continue
             # A node without messages has the position of an ancestor, which need not belong to the action.
             messages = self._messages(node)
-            if not messages or self.rows[position][0] != last:
+            if not messages or self.rows[position][0] != end:
                 return None, []
-            last = position
-            seen += messages
-        return (None, []) if last == context else (last, seen)
+            end = position
+            messages_added += messages
+        return (None, []) if end == context else (end, messages_added)
 
     def _messages(self, node: int) -> list[Message]:
         """Return the messages of a node. They are reused if the node was the last one to be placed."""
-        if self._last[0] != node:
-            self._last = (node, self._trace.renderer.history(self._trace.nodes[node].body))
-        return self._last[1]
+        if self._last_rendered[0] != node:
+            self._last_rendered = (node, self._trace.renderer.history(self._trace.nodes[node].body))
+        return self._last_rendered[1]
 
 
 # --- out of the store ----------------------------------------------------------------------------------
@@ -309,8 +311,8 @@ def traces(
     if there is no store, and ConfigError if the expression is invalid.
     """
     with _open_sessions(library) as sessions:
-        chosen = where if isinstance(where, TurnSelection) else sessions.select(where, limit=limit, seed=seed)
-        for row, contents in sessions.read(chosen):
+        selection = where if isinstance(where, TurnSelection) else sessions.select(where, limit=limit, seed=seed)
+        for row, contents in sessions.read(selection):
             yield _trace(row, contents)
 
 
@@ -344,7 +346,7 @@ def _open_sessions(library: TraceSource) -> Generator[SessionRepository]:
 
 def _trace(row: TraceRow, contents: Sequence[bytes]) -> Trace:
     source = decoded(row.source)
-    nodes = [TraceNode(before, StoredBody(contents[content])) for before, content in row.nodes]
+    nodes = [TraceNode(parent, StoredBody(contents[content])) for parent, content in row.nodes]
     return Trace(
         trace_id=decoded(row.id),
         session_id=decoded(row.session_id),
@@ -400,11 +402,11 @@ def _action_nodes(row: TurnRow, nodes: list[TraceNode], action: bytes) -> tuple[
         path.append(node)
         node = nodes[node].parent
     if path and node == row.node:
-        last = nodes[path[0]]
-        if last.body.action is None:
-            nodes[path[0]] = TraceNode(last.parent, StoredBody(last.body.messages, action))
+        last_node = nodes[path[0]]
+        if last_node.body.action is None:
+            nodes[path[0]] = TraceNode(last_node.parent, StoredBody(last_node.body.messages, action))
             return tuple(reversed(path))
-        nodes.append(TraceNode(last.parent, StoredBody(last.body.messages, action)))
+        nodes.append(TraceNode(last_node.parent, StoredBody(last_node.body.messages, action)))
         return (*reversed(path[1:]), len(nodes) - 1)
     nodes.append(TraceNode(row.node, StoredBody(b"[]", action)))
     return (len(nodes) - 1,)

@@ -102,7 +102,7 @@ class _CheckedTrace(Struct):
 
 def _check_trace(trace: Trace, report: VerifyReport) -> _CheckedTrace:
     renderer = RenderCache(trace.renderer)
-    plain: dict[int, str] = {}
+    letters_of_node: dict[int, str] = {}
     turn_at = {node: turn for turn in trace.turns for node in turn.action}
     path: list[int] = []
     report.conversations += 1
@@ -112,27 +112,27 @@ def _check_trace(trace: Trace, report: VerifyReport) -> _CheckedTrace:
     for turn in trace.turns:
         path = path_to(trace.nodes, turn.context, path)
         for node in path:
-            if node not in plain:
+            if node not in letters_of_node:
                 messages = renderer.history(trace.nodes[node].body)
-                plain[node] = _letters(" ".join(text_of(message.get("content")) for message in messages))
-        before = next((turn_at[node] for node in reversed(path) if node in turn_at), None)
-        earlier, moment = (
-            timestamp_seconds(before.timestamp if before else None),
+                letters_of_node[node] = _letters(" ".join(text_of(message.get("content")) for message in messages))
+        previous_turn = next((turn_at[node] for node in reversed(path) if node in turn_at), None)
+        previous_time, time_s = (
+            timestamp_seconds(previous_turn.timestamp if previous_turn else None),
             timestamp_seconds(turn.timestamp),
         )
-        if earlier is not None and moment is not None and moment < earlier:
+        if previous_time is not None and time_s is not None and time_s < previous_time:
             report.add(StateFinding("time_backwards", trace.source, trace.trace_id, turn.message_id))
         thinking = trace.renderer.action([trace.nodes[node].body for node in turn.action]).thinking
         quotations = list(_quotations(thinking or ""))
         if quotations:
-            seen = "".join(plain[node] for node in path)
-            if any(quotation not in seen for quotation in quotations):
+            context_letters = "".join(letters_of_node[node] for node in path)
+            if any(quotation not in context_letters for quotation in quotations):
                 report.add(StateFinding("unseen_citation", trace.source, trace.trace_id, turn.message_id))
-    moments = (timestamp_seconds(turn.timestamp) for turn in trace.turns)
+    times = (timestamp_seconds(turn.timestamp) for turn in trace.turns)
     return _CheckedTrace(
         {turn.message_id.partition("#")[0] for turn in trace.turns},
-        [moment for moment in moments if moment is not None],
-        "".join(plain.values()),
+        [time_s for time_s in times if time_s is not None],
+        "".join(letters_of_node.values()),
     )
 
 
@@ -153,7 +153,7 @@ def _letters(content: str) -> str:
 def _check_logged(files: Sequence[LogFile], traces: Sequence[_CheckedTrace], report: VerifyReport) -> None:
     """Check that Claude Code's records all occur in the traces of a batch."""
     message_ids = {message_id for trace in traces for message_id in trace.message_ids}
-    times = [moment for trace in traces for moment in trace.times]
+    times = [time_s for trace in traces for time_s in trace.times]
     missing: dict[str, str] = {}
     for file in files:
         if not file.path.removesuffix(".gz").endswith(".jsonl"):
@@ -165,8 +165,8 @@ def _check_logged(files: Sequence[LogFile], traces: Sequence[_CheckedTrace], rep
                 if key not in message_ids and not record.isApiErrorMessage:
                     missing.setdefault(key, file.path)
             elif record.type == QUEUED_PROMPT:
-                prompt, moment = _letters(text(record.content)), timestamp_seconds(record.timestamp)
-                answered = moment is None or any(time > moment for time in times)
+                prompt, time_s = _letters(text(record.content)), timestamp_seconds(record.timestamp)
+                answered = time_s is None or any(turn_time > time_s for turn_time in times)
                 if prompt and answered and not any(prompt in trace.sent for trace in traces):
                     report.add(StateFinding("queued_prompt_missing", file.path))
     for key, path in missing.items():

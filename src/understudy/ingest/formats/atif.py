@@ -40,13 +40,22 @@ class AtifFormat(LogFormat):
 
 
 def _traces(
-    log: dict[str, Any], source: str, session: str, above: str, parent: TraceParent | None, losses: Counter[str]
+    log: dict[str, Any],
+    source: str,
+    session: str,
+    parent_id: str,
+    parent: TraceParent | None,
+    losses: Counter[str],
 ) -> Iterator[Trace]:
     agent = mapping(log.get("agent"))
-    own = string(log.get("trajectory_id"))
+    trajectory_id = string(log.get("trajectory_id"))
     # A trajectory id identifies the document, while several may share a session id. A subagent's id is unique only
     # within its parent.
-    trace_id = f"{above}/{own}" if above else "/".join(part for part in (session, own) if part)
+    trace_id = (
+        f"{parent_id}/{trajectory_id}"
+        if parent_id
+        else "/".join(part for part in (session, trajectory_id) if part)
+    )
     builder = TraceBuilder("atif", source, session, losses=losses, trace_id=trace_id)
     builder.trace.parent = parent
     builder.trace.agent, builder.trace.version = string(agent.get("name")), string(agent.get("version"))
@@ -57,16 +66,16 @@ def _traces(
     if not str(log.get("schema_version")).startswith("ATIF-v1."):
         losses["unknown_version"] += 1
     callers: dict[str, str] = {}
-    for at, raw in enumerate(items(log.get("steps")), 1):
-        _step(builder, mapping(raw), at, model, callers)
+    for number, raw in enumerate(items(log.get("steps")), 1):
+        _step(builder, mapping(raw), number, model, callers)
     builder.trace.outcome = outcome_from_extra(log.get("extra"), value_at(log, "final_metrics", "extra"))
     if log.get("continued_trajectory_ref"):
         losses["continued_elsewhere"] += 1
     yield builder.finish()
     depth = parent.depth + 1 if parent else 1
-    for at, raw in enumerate(items(log.get("subagent_trajectories"))):
+    for number, raw in enumerate(items(log.get("subagent_trajectories"))):
         child = mapping(raw)
-        name = string(child.get("trajectory_id")) or f"subagent-{at}"
+        name = string(child.get("trajectory_id")) or f"subagent-{number}"
         if depth > _DEEPEST:
             losses["too_deep"] += 1
             continue
@@ -75,7 +84,7 @@ def _traces(
 
 
 def _step(
-    builder: TraceBuilder, step: dict[str, Any], at: int, model: str | None, callers: dict[str, str]
+    builder: TraceBuilder, step: dict[str, Any], index: int, model: str | None, callers: dict[str, str]
 ) -> None:
     losses = builder.losses
     source = step.get("source")
@@ -87,7 +96,7 @@ def _step(
         else:
             number = step.get("step_id")
             builder.add_turn(
-                f"step-{number if isinstance(number, int) else at}",
+                f"step-{number if isinstance(number, int) else index}",
                 [message],
                 model=string(step.get("model_name")) or model,
                 timestamp=string(step.get("timestamp")),
@@ -98,8 +107,8 @@ def _step(
             builder.add(message)
     else:
         losses["unknown_source"] += 1
-    last: Message = builder.trace.nodes[-1].body if builder.trace.nodes else {}
-    call_ids = {call["id"] for call in last.get("tool_calls") or ()}
+    last_message: Message = builder.trace.nodes[-1].body if builder.trace.nodes else {}
+    call_ids = {call["id"] for call in last_message.get("tool_calls") or ()}
     for result in items(value_at(step, "observation", "results")):
         _result(builder, mapping(result), call_ids, callers)
 

@@ -108,8 +108,8 @@ class TraceBuilder:
         self.losses = losses
         self.fidelity: Fidelity = fidelity
         self.notes = notes
-        self._before: dict[int, int] = {}
-        self._fresh: int | None = None
+        self._continued_tip: dict[int, int] = {}
+        self._tip_to_continue: int | None = None
         self._ids: set[str] = set()
         self._repeats: Counter[str] = Counter()
         self._repeated = 0
@@ -123,9 +123,9 @@ class TraceBuilder:
         nodes = self.trace.nodes
         nodes.append(TraceNode(self.tip, body))
         self.tip = len(nodes) - 1
-        if self._fresh is not None:
-            self._before[self.tip] = self._fresh
-            self._fresh = None
+        if self._tip_to_continue is not None:
+            self._continued_tip[self.tip] = self._tip_to_continue
+            self._tip_to_continue = None
         return self.tip
 
     def continue_from(self, tip: int = -1) -> None:
@@ -133,7 +133,7 @@ class TraceBuilder:
 
         They count as a continuation of the conversation that ends at the current tip.
         """
-        self._fresh = self.tip if self._fresh is None else self._fresh
+        self._tip_to_continue = self.tip if self._tip_to_continue is None else self._tip_to_continue
         self.tip = tip
 
     def may_repeat(self) -> bool:
@@ -158,15 +158,15 @@ class TraceBuilder:
 
         Paths with equal beginnings share nodes.
         """
-        at = -1
+        tip = -1
         for message in messages:
-            key = (at, hashlib.blake2b(msgspec.json.encode(message), digest_size=16).digest())
+            key = (tip, hashlib.blake2b(msgspec.json.encode(message), digest_size=16).digest())
             index = self._shared.get(key)
             if index is None:
-                self.trace.nodes.append(TraceNode(at, message))
+                self.trace.nodes.append(TraceNode(tip, message))
                 index = self._shared[key] = len(self.trace.nodes) - 1
-            at = index
-        return at
+            tip = index
+        return tip
 
     def add_turn(
         self,
@@ -184,16 +184,16 @@ class TraceBuilder:
 
         An id that occurs again is made unique, and counted as `repeated_id`.
         """
-        own = message_id
+        logged_id = message_id
         while message_id in self._ids:
-            self._repeats[own] += 1
-            message_id = f"{own}~{self._repeats[own] + 1}"
-        self.losses["repeated_id"] += message_id != own
+            self._repeats[logged_id] += 1
+            message_id = f"{logged_id}~{self._repeats[logged_id] + 1}"
+        self.losses["repeated_id"] += message_id != logged_id
         self._ids.add(message_id)
-        before = self.tip
+        tip = self.tip
         turn = TraceTurn(
             message_id=message_id,
-            context=before if context is None else context,
+            context=tip if context is None else context,
             action=tuple([self.add(body) for body in bodies]),
             model=model,
             timestamp=timestamp,
@@ -222,18 +222,18 @@ class TraceBuilder:
 
     def set_tools(self, tools: Sequence[Any]) -> None:
         """Set the tools. Those that are not in OpenAI's form are counted and left out."""
-        good = [tool for raw in tools if mapping((tool := mapping(raw)).get("function"))]
-        self.losses["unknown_tool"] += len(tools) - len(good)
-        self.trace.shape = RequestShape(self.trace.shape.system, good or None)
+        valid = [tool for raw in tools if mapping((tool := mapping(raw)).get("function"))]
+        self.losses["unknown_tool"] += len(tools) - len(valid)
+        self.trace.shape = RequestShape(self.trace.shape.system, valid or None)
 
     def finish(self) -> Trace:
         """Return the trace, with each turn marked as "active" (on the path to the last turn) or "branch"."""
         trace = self.trace
         active: set[int] = set()
-        at = trace.turns[-1].action[-1] if trace.turns and trace.turns[-1].action else -1
-        while at >= 0 and at not in active:
-            active.add(at)
-            at = self._before.get(at, trace.nodes[at].parent)
+        node = trace.turns[-1].action[-1] if trace.turns and trace.turns[-1].action else -1
+        while node >= 0 and node not in active:
+            active.add(node)
+            node = self._continued_tip.get(node, trace.nodes[node].parent)
         for turn in trace.turns:
             turn.branch = "active" if active.intersection(turn.action) else "branch"
         trace.losses += Counter()
@@ -252,12 +252,12 @@ def add_messages(
     `models` and `times` return the model and the ISO time that a raw message states, or None; `model` is the
     default.
     """
-    for at, raw in enumerate(messages):
+    for index, raw in enumerate(messages):
         message = chat(raw, builder.losses)
         if message is None or builder.take_system(message):
             continue
         if message["role"] == "assistant" and not raw.get("is_demo"):
-            builder.add_turn(f"m{at}", [message], model=string(models(raw)) or model, timestamp=times(raw))
+            builder.add_turn(f"m{index}", [message], model=string(models(raw)) or model, timestamp=times(raw))
         else:
             builder.add(message)
 
@@ -287,8 +287,8 @@ def iso_time(moment: Any, unit: int = 1) -> str | None:
 
 def fingerprint(path: str, beginning: Any) -> str:
     """Return an id for a log that has none: a hash of its file name, its directory's name and its beginning."""
-    last = "/".join(path.replace("\\", "/").split("/")[-2:])
-    data = last.encode(errors="replace") + b"\0" + msgspec.json.encode(beginning)
+    name = "/".join(path.replace("\\", "/").split("/")[-2:])
+    data = name.encode(errors="replace") + b"\0" + msgspec.json.encode(beginning)
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
@@ -324,7 +324,9 @@ def outcome_from_extra(*sources: Any) -> TraceOutcome | None:
     for source in sources:
         fields = mapping(source)
         scores = mapping(fields.get("rewards")) or mapping(value_at(fields, "verifier_result", "rewards"))
-        rewards = [reward for one in (fields, scores) for key in _SCORES if (reward := one.get(key)) is not None]
+        rewards = [
+            reward for table in (fields, scores) for key in _SCORES if (reward := table.get(key)) is not None
+        ]
         outcome = {
             "resolved": fields.get("resolved"),
             "reward": rewards[0] if rewards else None,

@@ -25,9 +25,13 @@ class ClineFormat(LogFormat):
 
     def detect(self, path: str, head: bytes) -> bool:
         """Return whether the file is a list of user and assistant messages made of content blocks."""
-        seen = outline(head)
-        ours = seen.keys.get("role") == "user" and seen.keys.get("content") in ("[", None)
-        return seen.kind == "[" and (ours or file_name(path) == _FILE) and "parts" not in seen.keys
+        beginning = outline(head)
+        is_conversation = beginning.keys.get("role") == "user" and beginning.keys.get("content") in ("[", None)
+        return (
+            beginning.kind == "["
+            and (is_conversation or file_name(path) == _FILE)
+            and "parts" not in beginning.keys
+        )
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
         """Return the trace of a file."""
@@ -35,7 +39,7 @@ class ClineFormat(LogFormat):
         # Cline uses the time at which a task began as its name and as the name of its directory.
         task = file_name(parent_directory(file.path)) if file_name(file.path) == _FILE else ""
         builder = TraceBuilder("cline", file.path, task or fingerprint(file.path, raw_messages[:2]), losses=losses)
-        for at, raw in enumerate(raw_messages):
+        for index, raw in enumerate(raw_messages):
             role = raw.get("role")
             if role not in ("user", "assistant"):
                 losses["unknown_role"] += 1
@@ -44,7 +48,7 @@ class ClineFormat(LogFormat):
             if role == "assistant":
                 model = string(value_at(raw, "modelInfo", "modelId"))
                 messages = messages or [{"role": role, "content": None}]
-                builder.add_turn(f"m{at}", messages, model=model, timestamp=iso_time(raw.get("ts"), 1000))
+                builder.add_turn(f"m{index}", messages, model=model, timestamp=iso_time(raw.get("ts"), 1000))
                 continue
             for message in messages:
                 builder.add(message)

@@ -24,7 +24,7 @@ _NOT_SHOWN = ("event_msg", "token_usage_record", "world_state")
 """Records that the model is not shown, or that repeat what the items hold. A tuple: a type may be a list, say."""
 _HIDDEN = frozenset(("compaction", "compaction_summary", "context_compaction"))
 # A compaction keeps the user's newest messages, about 20,000 tokens of them.
-_KEPT_CHARACTERS = 80_000
+_RETAINED_CHARACTERS = 80_000
 _LEAST_COST = 40
 _AT_ONCE = 1.0  # seconds in which a fork copies its history, which is faster than any model answers
 # Beginnings of messages that the program writes in the user's name. A rollback does not count them as turns.
@@ -43,12 +43,14 @@ class CodexFormat(LogFormat):
         """Return whether a line has a rollout's record type, or the file is named like a rollout and begins with
         session metadata.
         """
-        seen = outline(head)
-        if any(str(row.get("type")) in _TYPES and "payload" in row for row in seen.rows):
+        beginning = outline(head)
+        if any(str(row.get("type")) in _TYPES and "payload" in row for row in beginning.rows):
             return True
-        old = file_name(path).startswith("rollout-") and {"id", "timestamp"} <= seen.keys.keys()
-        oldest = seen.keys.get("session") == "{" and seen.keys.get("items") == "["
-        return seen.kind == "{" and ({"timestamp", "type", "payload"} <= seen.keys.keys() or old or oldest)
+        is_named_rollout = file_name(path).startswith("rollout-") and {"id", "timestamp"} <= beginning.keys.keys()
+        is_document = beginning.keys.get("session") == "{" and beginning.keys.get("items") == "["
+        return beginning.kind == "{" and (
+            {"timestamp", "type", "payload"} <= beginning.keys.keys() or is_named_rollout or is_document
+        )
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
         """Return the trace of a file."""
@@ -68,16 +70,16 @@ class _CodexRollout:
         self.pending_since: tuple[int, str | None] = (0, None)
         self.user_positions: list[int] = []
         self.items_by_id: dict[str, dict[str, Any]] = {}
-        self.forked: float | None = None
+        self.forked_at: float | None = None
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the records: lines, or the items of the single document that the first versions wrote."""
         if not file_name(self.file.path).endswith(".json"):
             yield from read_records(self.file, self.losses)
             return
-        whole = mapping(read_document(self.file, self.losses))
-        yield mapping(whole.get("session"))
-        for raw in items(whole.get("items")):
+        document = mapping(read_document(self.file, self.losses))
+        yield mapping(document.get("session"))
+        for raw in items(document.get("items")):
             yield mapping(raw)
 
     def read(self) -> Trace:
@@ -104,7 +106,7 @@ class _CodexRollout:
         self.flush()
         return self.builder.finish()
 
-    def set_meta(self, payload: dict[str, Any], written: float | None = None) -> None:
+    def set_meta(self, payload: dict[str, Any], written_at: float | None = None) -> None:
         """Take the session's metadata.
 
         Only the first counts: a fork repeats that of the session it was forked from.
@@ -113,7 +115,7 @@ class _CodexRollout:
             return
         self.has_meta = True
         if string(payload.get("forked_from_id")):
-            self.forked = written
+            self.forked_at = written_at
         trace = self.builder.trace
         if session := string(payload.get("id")):
             trace.session_id, trace.trace_id = session, f"codex:{session}"
@@ -121,15 +123,15 @@ class _CodexRollout:
         trace.version = string(payload.get("cli_version"))
         self.builder.add_system(string(value_at(payload, "base_instructions", "text")))
         spawn = mapping(value_at(payload, "source", "subagent", "thread_spawn"))
-        if above := string(spawn.get("parent_thread_id")) or string(payload.get("parent_thread_id")):
+        if parent_id := string(spawn.get("parent_thread_id")) or string(payload.get("parent_thread_id")):
             depth = spawn.get("depth")
-            trace.parent = TraceParent(above, None, depth if isinstance(depth, int) else 1)
+            trace.parent = TraceParent(parent_id, None, depth if isinstance(depth, int) else 1)
 
     def add_item(self, number: int, item: dict[str, Any], timestamp: str | None) -> None:
         """Add an item of a request or of a response."""
         kind = str(item.get("type"))
-        if own := string(item.get("id")):
-            self.items_by_id[own] = item
+        if item_id := string(item.get("id")):
+            self.items_by_id[item_id] = item
         if kind in _SILENT:
             return
         if kind in _HIDDEN:
@@ -171,8 +173,8 @@ class _CodexRollout:
 
     def flush(self) -> None:
         """Make a turn of the pending items of a response."""
-        answer, self.pending = self.pending, []
-        message = _message(answer, self.losses)
+        output, self.pending = self.pending, []
+        message = _message(output, self.losses)
         number, timestamp = self.pending_since
         if message is not None and self.is_copied(timestamp):
             self.builder.add(message)
@@ -184,12 +186,12 @@ class _CodexRollout:
         """Return whether a response was copied from another session: a fork writes all copied items at once when
         it begins.
         """
-        if self.forked is None:
+        if self.forked_at is None:
             return False
-        moment = timestamp_seconds(timestamp)
-        if moment is not None and moment - self.forked > _AT_ONCE:
-            self.forked = None
-        return self.forked is not None and moment is not None
+        time_s = timestamp_seconds(timestamp)
+        if time_s is not None and time_s - self.forked_at > _AT_ONCE:
+            self.forked_at = None
+        return self.forked_at is not None and time_s is not None
 
     def compact(self, payload: dict[str, Any]) -> None:
         """Apply a compaction: the conversation becomes the messages that the log lists, else the newest user
@@ -244,13 +246,13 @@ class _CodexRollout:
     def newest_user_messages(self) -> list[Message]:
         """Return the user's messages, newest first, as far back as the program keeps them."""
         nodes = self.builder.trace.nodes
-        at, newest, room = self.builder.tip, list[Message](), _KEPT_CHARACTERS
-        while at >= 0 and room > 0:
-            body = nodes[at].body
+        node, newest, remaining_characters = self.builder.tip, list[Message](), _RETAINED_CHARACTERS
+        while node >= 0 and remaining_characters > 0:
+            body = nodes[node].body
             if body["role"] == "user":
-                room -= len(text_of(body["content"])) + _LEAST_COST
+                remaining_characters -= len(text_of(body["content"])) + _LEAST_COST
                 newest.append(body)
-            at = nodes[at].parent
+            node = nodes[node].parent
         return newest
 
     def mark_hidden_summary(self) -> None:
@@ -270,13 +272,13 @@ class _CodexRollout:
         del self.user_positions[-turns:]
 
 
-def _message(answer: Sequence[dict[str, Any]], losses: Counter[str]) -> Message | None:
+def _message(output: Sequence[dict[str, Any]], losses: Counter[str]) -> Message | None:
     """Return the output items of a response as one message, or None if they hold neither text nor calls."""
     parts: list[Any] = []
     thoughts: list[str] = []
-    hidden = False
+    is_hidden = False
     calls: list[dict[str, Any]] = []
-    for item in answer:
+    for item in output:
         kind = str(item.get("type"))
         if kind == "message":
             raw = item.get("content")
@@ -284,17 +286,17 @@ def _message(answer: Sequence[dict[str, Any]], losses: Counter[str]) -> Message 
         elif kind == "reasoning":
             parts_of_thought = [*items(item.get("content"))] or [*items(item.get("summary"))]
             thoughts += [text] if (text := thinking_text(parts_of_thought, "text")) else []
-            hidden = hidden or not parts_of_thought
+            is_hidden = is_hidden or not parts_of_thought
         elif call := _call(kind, item):
             calls.append(call)
         else:
             losses[f"call_left_out:{kind[:60]}"] += 1
     text = content(parts, losses)
     if not text and not calls:
-        if answer:
+        if output:
             losses["empty_answer"] += 1
         return None
-    return response_message(text, calls, "\n".join(thoughts), hidden=hidden)
+    return response_message(text, calls, "\n".join(thoughts), hidden=is_hidden)
 
 
 def _call(kind: str, item: dict[str, Any]) -> dict[str, Any] | None:
@@ -310,5 +312,5 @@ def _call(kind: str, item: dict[str, Any]) -> dict[str, Any] | None:
         arguments: Any = {"input": item.get("input")}
     else:
         arguments = item.get("arguments") or item.get("action") or {}
-    title = string(item.get("name")) or kind.removesuffix("_call")
-    return tool_call(call_id, title, arguments)
+    name = string(item.get("name")) or kind.removesuffix("_call")
+    return tool_call(call_id, name, arguments)

@@ -37,13 +37,21 @@ class GeminiFormat(LogFormat):
         """Return whether the file has a session and project hash, lines with `$set` or `$rewindTo`, or a list of
         messages with parts.
         """
-        seen = outline(head)
-        if seen.kind == "[":
-            return seen.keys.get("role") in ("user", "model") and seen.keys.get("parts") == "["
-        meta = seen.keys.keys() & {"projectHash", "startTime", "messages"} or seen.keys.get("kind") == "main"
-        if "sessionId" in seen.keys and meta and "uuid" not in seen.keys and "type" not in seen.keys:
+        beginning = outline(head)
+        if beginning.kind == "[":
+            return beginning.keys.get("role") in ("user", "model") and beginning.keys.get("parts") == "["
+        has_meta = (
+            beginning.keys.keys() & {"projectHash", "startTime", "messages"}
+            or beginning.keys.get("kind") == "main"
+        )
+        if (
+            "sessionId" in beginning.keys
+            and has_meta
+            and "uuid" not in beginning.keys
+            and "type" not in beginning.keys
+        ):
             return True
-        return any(_MARKS & row.keys() or (row.get("type") == "gemini" and "id" in row) for row in seen.rows)
+        return any(_MARKS & row.keys() or (row.get("type") == "gemini" and "id" in row) for row in beginning.rows)
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
         """Return the trace of a file."""
@@ -58,11 +66,11 @@ class ReplyRenderer:
 
     def history(self, body: list[Message]) -> list[Message]:
         """Return the messages without their thinking."""
-        return [message for one in body for message in _PLAIN.history(one)]
+        return [message for reply in body for message in _PLAIN.history(reply)]
 
     def action(self, bodies: Sequence[list[Message]]) -> TurnAction:
         """Return the responses as one action."""
-        return _PLAIN.action([one for body in bodies for one in body if one["role"] == "assistant"])
+        return _PLAIN.action([message for body in bodies for message in body if message["role"] == "assistant"])
 
 
 class _GeminiSession:
@@ -82,9 +90,11 @@ class _GeminiSession:
 
     def read(self) -> Trace:
         # File names do not tell the two layouts apart: a single document may be named .jsonl, and lines .json.
-        seen = outline(head := read_head(self.file))
-        one_long_line = seen.kind == "{" and b"\n" not in head and file_name(self.file.path).endswith(".jsonl")
-        if seen.rows or one_long_line:
+        beginning = outline(head := read_head(self.file))
+        one_long_line = (
+            beginning.kind == "{" and b"\n" not in head and file_name(self.file.path).endswith(".jsonl")
+        )
+        if beginning.rows or one_long_line:
             for record in read_records(self.file, self.losses):
                 self.record(record)
         else:
@@ -101,8 +111,8 @@ class _GeminiSession:
         if "$rewindTo" in record:
             # An unknown message id takes everything back, as it does in the program itself.
             target = str(record["$rewindTo"])
-            known = (self.position.get((target, kind)) for kind in _ROLES)
-            self.cut(min((at for at in known if at is not None), default=0))
+            positions = (self.position.get((target, kind)) for kind in _ROLES)
+            self.cut(min((position for position in positions if position is not None), default=0))
             self.builder.tip = self.shown[-1][1] if self.shown else -1
         elif "$set" in record:
             self.meta(mapping(record["$set"]))
@@ -122,29 +132,31 @@ class _GeminiSession:
             trace.session_id, trace.trace_id = session, f"gemini:{session}"
         directories = items(record.get("directories"))
         trace.project = trace.project or (string(directories[0]) if directories else None)
-        above = file_name(parent_directory(self.file.path))
-        if record.get("kind") == "subagent" and above not in ("", "chats"):
+        directory = file_name(parent_directory(self.file.path))
+        if record.get("kind") == "subagent" and directory not in ("", "chats"):
             # The log of a subagent lies in a directory named after the session that it works for.
-            trace.parent = TraceParent(above)
+            trace.parent = TraceParent(directory)
         if isinstance(record.get("messages"), list):
             self.replace([mapping(raw) for raw in items(record["messages"])])
 
     def replace(self, messages: list[dict[str, Any]]) -> None:
         """Replace the conversation with these messages. Nodes of a common beginning are kept."""
-        visible = [one for one in messages if str(one.get("type")) not in _SILENT]
-        same = 0
-        while same < min(len(visible), len(self.shown)) and _same(
-            visible[same], self.records[self.shown[same][1]]
+        visible = [message for message in messages if str(message.get("type")) not in _SILENT]
+        shared_count = 0
+        while shared_count < min(len(visible), len(self.shown)) and _is_same(
+            visible[shared_count], self.records[self.shown[shared_count][1]]
         ):
-            same += 1
-        if same < len(self.shown):
-            self.builder.continue_from(self.shown[same - 1][1] if same else -1)
-            self.cut(same)
-        before = bool(self.turn_ids)
-        for one in visible[same:]:
+            shared_count += 1
+        if shared_count < len(self.shown):
+            self.builder.continue_from(self.shown[shared_count - 1][1] if shared_count else -1)
+            self.cut(shared_count)
+        has_turns = bool(self.turn_ids)
+        for message in visible[shared_count:]:
             # A message that a compression wrote in the model's name has no model field.
-            written = before and not string(one.get("model"))
-            self.message(one, again=written or str(one.get("id")) in self.turn_ids, update=False)
+            by_compression = has_turns and not string(message.get("model"))
+            self.message(
+                message, is_repeat=by_compression or str(message.get("id")) in self.turn_ids, update=False
+            )
 
     def cut(self, count: int) -> None:
         """Keep only the first `count` messages of the conversation."""
@@ -152,10 +164,10 @@ class _GeminiSession:
             self.position.pop(key, None)
         del self.shown[count:]
 
-    def message(self, record: dict[str, Any], *, again: bool = False, update: bool = True) -> None:
+    def message(self, record: dict[str, Any], *, is_repeat: bool = False, update: bool = True) -> None:
         """Add a message; with `update`, change one of this id and type that was written before instead.
 
-        With `again` it is a repetition, and does not become a turn.
+        With `is_repeat` it is a repetition, and does not become a turn.
         """
         kind = str(record.get("type"))
         if kind in _SILENT:
@@ -164,16 +176,16 @@ class _GeminiSession:
         if role is None:
             self.losses["unknown_message"] += 1
             return
-        own = string(record.get("id")) or f"m{len(self.builder.trace.nodes)}"
-        key = own, kind
+        message_id = string(record.get("id")) or f"m{len(self.builder.trace.nodes)}"
+        key = message_id, kind
         if update and key in self.position:
             self.records[self.shown[self.position[key]][1]] = record
             return
-        again = again or _is_copy(record)
-        if role == "assistant" and not again:
-            self.turn_ids.add(own)
+        is_repeat = is_repeat or _is_copy(record)
+        if role == "assistant" and not is_repeat:
+            self.turn_ids.add(message_id)
             timestamp = string(record.get("timestamp"))
-            self.builder.add_turn(own, [[]], model=string(record.get("model")), timestamp=timestamp)
+            self.builder.add_turn(message_id, [[]], model=string(record.get("model")), timestamp=timestamp)
         else:
             self.builder.add([])
         self.records[self.builder.tip] = record
@@ -182,24 +194,28 @@ class _GeminiSession:
 
     def close_results(self, prompt: dict[str, Any]) -> None:
         """Add the text that the program sends as the model's between results without a response and a prompt."""
-        last = self.records[self.shown[-1][1]] if self.shown else {}
-        if prompt.get("type") == last.get("type") == "user" and _has_results(last) and not _has_results(prompt):
+        last_record = self.records[self.shown[-1][1]] if self.shown else {}
+        if (
+            prompt.get("type") == last_record.get("type") == "user"
+            and _has_results(last_record)
+            and not _has_results(prompt)
+        ):
             self.message({"type": "gemini", "content": [{"text": _INTERRUPTED}]})
 
     def checkpoint(self, contents: list[Any]) -> None:
         """Read a checkpoint: a conversation in the form in which it is sent to the model."""
         self.builder.trace.session_id = fingerprint(self.file.path, contents[:3])
         self.builder.trace.trace_id = f"gemini:{self.builder.trace.session_id}"
-        for at, raw in enumerate(contents):
-            one = mapping(raw)
-            self.message({"id": f"m{at}", "type": one.get("role"), "content": items(one.get("parts"))})
+        for index, raw in enumerate(contents):
+            content = mapping(raw)
+            self.message({"id": f"m{index}", "type": content.get("role"), "content": items(content.get("parts"))})
 
     def fill(self) -> None:
         """Render the messages of each node, once no message can be written again."""
         nodes = self.builder.trace.nodes
         for index, record in self.records.items():
-            answered = _answered(self.records.get(nodes[index].parent, {}))
-            nodes[index].body.extend(record_messages(record, answered, self.losses))
+            answered_ids = _answered_ids(self.records.get(nodes[index].parent, {}))
+            nodes[index].body.extend(record_messages(record, answered_ids, self.losses))
         empty = {index for index in self.records if not nodes[index].body}
         turns = self.builder.trace.turns
         self.losses["empty_answer"] += sum(turn.action[0] in empty for turn in turns)
@@ -217,19 +233,19 @@ def _has_results(record: dict[str, Any]) -> bool:
     return any("functionResponse" in mapping(part) for part in items(record.get("content")))
 
 
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(one.get(key) == other.get(key) for key in ("id", "content", "toolCalls"))
+def _is_same(message: dict[str, Any], shown: dict[str, Any]) -> bool:
+    return all(message.get(key) == shown.get(key) for key in ("id", "content", "toolCalls"))
 
 
-def _answered(record: dict[str, Any]) -> set[str]:
+def _answered_ids(record: dict[str, Any]) -> set[str]:
     calls = (mapping(call) for call in items(record.get("toolCalls")))
     return {str(call.get("id")) for call in calls if call.get("result") is not None}
 
 
-def record_messages(record: dict[str, Any], answered: set[str], losses: Counter[str]) -> list[Message]:
+def record_messages(record: dict[str, Any], answered_ids: set[str], losses: Counter[str]) -> list[Message]:
     """Return the messages of a record.
 
-    Results of the calls in `answered` are left out, since they were added before.
+    Results of the calls in `answered_ids` are left out, since they were added before.
     """
     raw = record.get("content")
     parts: list[Any] = items(raw) or [raw]
@@ -240,7 +256,7 @@ def record_messages(record: dict[str, Any], answered: set[str], losses: Counter[
     for entry in parts:
         part = mapping(entry)
         if response := mapping(part.get("functionResponse")):
-            if (call_id := string(response.get("id"))) and call_id not in answered:
+            if (call_id := string(response.get("id"))) and call_id not in answered_ids:
                 results.append(result_message(call_id, _output(response)))
         elif call := mapping(part.get("functionCall")):
             calls.append(_call(call, len(calls), losses))
@@ -256,8 +272,8 @@ def record_messages(record: dict[str, Any], answered: set[str], losses: Counter[
     for entry in items(record.get("thoughts")):
         thought = mapping(entry)
         thought_texts = [text for key in ("subject", "description") if (text := string(thought.get(key)))]
-        if whole := "\n".join(thought_texts) or string(entry):
-            thoughts.append(whole)
+        if thought_text := "\n".join(thought_texts) or string(entry):
+            thoughts.append(thought_text)
     call_ids = {call["id"] for call in calls}
     for entry in items(record.get("toolCalls")):
         call = mapping(entry)
@@ -276,13 +292,13 @@ def record_messages(record: dict[str, Any], answered: set[str], losses: Counter[
     return [response_message(text, calls, "\n".join(thoughts), hidden=hidden), *results]
 
 
-def _call(call: dict[str, Any], at: int, losses: Counter[str]) -> dict[str, Any]:
-    title = string(call.get("name")) or "unknown"
+def _call(call: dict[str, Any], index: int, losses: Counter[str]) -> dict[str, Any]:
+    name = string(call.get("name")) or "unknown"
     call_id = string(call.get("id"))
     if call_id is None:
         losses["call_without_id"] += 1
-        call_id = f"{title}-{at}"
-    return tool_call(call_id, title, call.get("args") or {})
+        call_id = f"{name}-{index}"
+    return tool_call(call_id, name, call.get("args") or {})
 
 
 def _result(call: dict[str, Any], losses: Counter[str]) -> Any:

@@ -57,21 +57,21 @@ def _trace(row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
         [{"role": "user", "content": request_input}] if isinstance(request_input, str) else items(request_input)
     )
     output = _items_of(response.get("output"), losses)
-    given_id = string(response.get("id")) or ""
-    is_servers = _SERVERS_ID.fullmatch(given_id) is not None
-    session = given_id if is_servers else fingerprint(source, [request_input, output])
+    response_id = string(response.get("id")) or ""
+    is_servers = _SERVERS_ID.fullmatch(response_id) is not None
+    session = response_id if is_servers else fingerprint(source, [request_input, output])
     entries = [*map(mapping, request_input), *map(mapping, output[:1])]
-    is_whole = any(entry.get("role") == "user" for entry in entries)
+    has_prompt = any(entry.get("role") == "user" for entry in entries)
     builder = TraceBuilder(
         "nemo-gym",
         source,
         session,
         losses=losses,
-        fidelity="exact" if is_whole else "repaired",
-        notes=() if is_whole else ("prompt_not_logged",),
+        fidelity="exact" if has_prompt else "repaired",
+        notes=() if has_prompt else ("prompt_not_logged",),
     )
-    if not is_servers and len(given_id) >= _FORMER_ID:
-        builder.trace.former_ids = (f"nemo-gym:{given_id}",)
+    if not is_servers and len(response_id) >= _FORMER_ID:
+        builder.trace.former_ids = (f"nemo-gym:{response_id}",)
     builder.add_system(string(params.get("instructions")))
     tools = items(params.get("tools")) or items(response.get("tools"))
     builder.set_tools([_tool(mapping(tool)) for tool in tools])
@@ -80,11 +80,11 @@ def _trace(row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
         reward=row.get("reward"), task=first_string(row, "instance_id", "task_id", "uuid")
     )
     model, created = string(response.get("model")), iso_time(response.get("created_at"))
-    for run in _runs(request_input):
-        if (message := chat(run, losses)) is not None and not builder.take_system(message):
+    for item in _joined_items(request_input):
+        if (message := chat(item, losses)) is not None and not builder.take_system(message):
             builder.add(message)
-    for number, run in enumerate(_runs(output)):
-        message = chat(run, losses)
+    for number, item in enumerate(_joined_items(output)):
+        message = chat(item, losses)
         if message is None:
             continue
         if message["role"] == "assistant":
@@ -99,26 +99,28 @@ def _items_of(output: Any, losses: Counter[str]) -> list[Any]:
     entries = items(output)
     if not entries or not all(isinstance(entry, list) for entry in entries):
         return entries
-    last: list[Any] = entries[-1]
-    losses["transition_left_out"] += sum(last[: len(entry)] != entry for entry in entries)
-    return last
+    last_transition: list[Any] = entries[-1]
+    losses["transition_left_out"] += sum(last_transition[: len(entry)] != entry for entry in entries)
+    return last_transition
 
 
-def _runs(entries: list[Any]) -> Iterator[dict[str, Any]]:
+def _joined_items(entries: list[Any]) -> Iterator[dict[str, Any]]:
     """Yield the items as chat messages. Consecutive items of one response become one message."""
-    own: list[dict[str, Any]] = []
+    response_items: list[dict[str, Any]] = []
     for item in map(mapping, entries):
         if item.get("type") in ("reasoning", "function_call") or item.get("role") == "assistant":
             text = item.get("content")
-            plain = isinstance(text, str) and item.get("role") == "assistant"
-            own.append({**item, "type": "message", "content": [{"type": "text", "text": text}]} if plain else item)
+            is_plain_text = isinstance(text, str) and item.get("role") == "assistant"
+            response_items.append(
+                {**item, "type": "message", "content": [{"type": "text", "text": text}]} if is_plain_text else item
+            )
             continue
-        if own:
-            yield response_as_chat({"object": "response", "output": own})
-            own = []
+        if response_items:
+            yield response_as_chat({"object": "response", "output": response_items})
+            response_items = []
         yield response_as_chat(item)
-    if own:
-        yield response_as_chat({"object": "response", "output": own})
+    if response_items:
+        yield response_as_chat({"object": "response", "output": response_items})
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -53,9 +53,13 @@ class OpenCodeFormat(LogFormat):
             return bool(_DATABASE.fullmatch(path.replace("\\", "/")))
         if _STORED.fullmatch(path.replace("\\", "/")):
             return head.lstrip().startswith(b"{")
-        seen = outline(head)
-        inside = "parts" if seen.kind == "[" else "messages"
-        return seen.keys.get("info") == "{" and seen.keys.get(inside) == "[" and bool(_OF_SESSION.search(head))
+        beginning = outline(head)
+        list_key = "parts" if beginning.kind == "[" else "messages"
+        return (
+            beginning.keys.get("info") == "{"
+            and beginning.keys.get(list_key) == "["
+            and bool(_OF_SESSION.search(head))
+        )
 
     def group(self, path: str) -> str:
         """Return the key of files that are read together.
@@ -86,11 +90,11 @@ class OpenCodeFormat(LogFormat):
             return
         stored: list[tuple[re.Match[str], LogFile]] = []
         for file in files:
-            place = _STORED.fullmatch(file.path.replace("\\", "/"))
-            if place is None:
+            match = _STORED.fullmatch(file.path.replace("\\", "/"))
+            if match is None:
                 yield from self.read_file(file)
             else:
-                stored.append((place, file))
+                stored.append((match, file))
         if stored:
             losses: Counter[str] = Counter()
             yield _trace(*_stored_session(stored, losses), stored[0][1].path, losses)
@@ -103,13 +107,13 @@ class OpenCodeFormat(LogFormat):
 
 
 def _trace(session: dict[str, Any], messages: list[dict[str, Any]], source: str, losses: Counter[str]) -> Trace:
-    own = (string(value_at(raw, "info", "sessionID")) for raw in messages)
-    session_id = string(session.get("id")) or next((id_ for id_ in own if id_), None)
+    session_ids = (string(value_at(raw, "info", "sessionID")) for raw in messages)
+    session_id = string(session.get("id")) or next(filter(None, session_ids), None)
     builder = TraceBuilder("opencode", source, session_id or fingerprint(source, messages[:2]), losses=losses)
     builder.trace.project = string(session.get("directory"))
     builder.trace.version = string(session.get("version"))
-    if above := string(session.get("parentID")):
-        builder.trace.parent = TraceParent(above)
+    if parent_id := string(session.get("parentID")):
+        builder.trace.parent = TraceParent(parent_id)
     _add_messages(builder, messages)
     return builder.finish()
 
@@ -121,54 +125,60 @@ def _stored_session(
     session: dict[str, Any] = {}
     infos: dict[str, dict[str, Any]] = {}
     parts: dict[str, list[dict[str, Any]]] = {}
-    for place, file in sorted(files, key=lambda item: item[1].path.rpartition("/")[2]):
+    for match, file in sorted(files, key=lambda item: item[1].path.rpartition("/")[2]):
         value = mapping(read_document(file, losses))
-        if place["own"]:
+        if match["own"]:
             session = value
-        elif place["session"]:
+        elif match["session"]:
             infos[string(value.get("id")) or file.path] = value
         else:
-            parts.setdefault(place["message"], []).append(value)
-    losses["part_without_message"] += sum(len(some) for id_, some in parts.items() if id_ not in infos)
-    return session, [{"info": info, "parts": parts.get(id_, [])} for id_, info in infos.items()]
+            parts.setdefault(match["message"], []).append(value)
+    losses["part_without_message"] += sum(
+        len(message_parts) for message_id, message_parts in parts.items() if message_id not in infos
+    )
+    return session, [{"info": info, "parts": parts.get(message_id, [])} for message_id, info in infos.items()]
 
 
 def _add_messages(builder: TraceBuilder, messages: list[dict[str, Any]]) -> None:
-    goes_on = False  # whether the model's turn continues
+    continues = False  # whether the model's turn continues
     shown: dict[str, list[Message]] = {}
-    tail: list[Message] = []  # what a compaction keeps
-    for at, raw in enumerate(messages):
+    kept_messages: list[Message] = []  # what a compaction keeps
+    for index, raw in enumerate(messages):
         info, parts = mapping(raw.get("info")), [mapping(part) for part in items(raw.get("parts"))]
-        own = string(info.get("id")) or f"m{at}"
+        message_id = string(info.get("id")) or f"m{index}"
         if info.get("role") == "user":
-            if goes_on or info.get("agent") == "plan":
+            if continues or info.get("agent") == "plan":
                 # Reminders about plan mode, and around what is typed while the model works, are sent but not
                 # logged.
                 builder.fidelity, builder.notes = "repaired", ("reminders_not_logged",)
             compaction = next((part for part in parts if part.get("type") == "compaction"), None)
             if compaction is not None and builder.may_repeat():
                 builder.continue_from()
-                tail = _from(string(compaction.get("tail_start_id")), shown)
-                builder.count_repeated(len(tail))
+                kept_messages = _messages_from(string(compaction.get("tail_start_id")), shown)
+                builder.count_repeated(len(kept_messages))
                 parts = [{"type": "text", "text": _COMPACTED}]
             if message_content := content(list(_visible_parts(parts, builder.losses)), builder.losses):
-                shown[own] = [{"role": "user", "content": message_content}]
-                builder.add(shown[own][0])
+                shown[message_id] = [{"role": "user", "content": message_content}]
+                builder.add(shown[message_id][0])
         elif info.get("role") == "assistant":
-            shown[own] = _add_response(builder, info, parts, own)
-            goes_on = info.get("finish") == "tool-calls"
+            shown[message_id] = _add_response(builder, info, parts, message_id)
+            continues = info.get("finish") == "tool-calls"
             if info.get("summary") is True:
-                for message in tail:
+                for message in kept_messages:
                     builder.add(message)
-                tail = []
+                kept_messages = []
         else:
             builder.losses["not_a_message" if not info else "unknown_role"] += 1
 
 
-def _from(start: str | None, shown: dict[str, list[Message]]) -> list[Message]:
+def _messages_from(start: str | None, shown: dict[str, list[Message]]) -> list[Message]:
     """Return what the model was shown of the messages from the one with the id `start` on."""
     ids = list(shown)
-    return [message for id in ids[ids.index(start) :] for message in shown[id]] if start in shown else []
+    return (
+        [message for message_id in ids[ids.index(start) :] for message in shown[message_id]]
+        if start in shown
+        else []
+    )
 
 
 def _visible_parts(parts: list[dict[str, Any]], losses: Counter[str]) -> Iterator[Any]:
@@ -200,7 +210,7 @@ def _steps(parts: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _add_response(
-    builder: TraceBuilder, info: dict[str, Any], parts: list[dict[str, Any]], own: str
+    builder: TraceBuilder, info: dict[str, Any], parts: list[dict[str, Any]], message_id: str
 ) -> list[Message]:
     """Add the responses of a message and the results of their calls, and return them."""
     count = 0
@@ -216,7 +226,7 @@ def _add_response(
         else:
             count += 1
             builder.add_turn(
-                own if count == 1 else f"{own}.{count}",
+                message_id if count == 1 else f"{message_id}.{count}",
                 [message],
                 model=string(info.get("modelID")),
                 timestamp=iso_time(value_at(info, "time", "created"), 1000),
@@ -233,7 +243,7 @@ def _response(step: list[dict[str, Any]], losses: Counter[str]) -> tuple[Message
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     results: list[Message] = []
-    hidden = False
+    is_hidden = False
     for part in step:
         kind = str(part.get("type"))
         if kind == "text":
@@ -241,7 +251,7 @@ def _response(step: list[dict[str, Any]], losses: Counter[str]) -> tuple[Message
         elif kind == "reasoning":
             thought = string(part.get("text"))
             thoughts.extend([thought] if thought else [])
-            hidden = True
+            is_hidden = True
         elif kind == "tool":
             state = mapping(part.get("state"))
             call_id = string(part.get("callID")) or f"call_{len(calls)}"
@@ -254,7 +264,7 @@ def _response(step: list[dict[str, Any]], losses: Counter[str]) -> tuple[Message
     text = "\n\n".join(str(text) for text in texts if text) or None
     if not (text or calls or thoughts):
         return None, []
-    return response_message(text, calls, "\n\n".join(thoughts), hidden=hidden), results
+    return response_message(text, calls, "\n\n".join(thoughts), hidden=is_hidden), results
 
 
 def _result(call_id: str, state: dict[str, Any], losses: Counter[str]) -> Message:

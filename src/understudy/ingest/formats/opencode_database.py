@@ -44,21 +44,22 @@ def read_database(files: Sequence[LogFile]) -> Iterator[StoredSession]:
     Raises OSError if it is no database of OpenCode.
     """
     by_path = {file.path: file for file in files}
-    main = by_path.get(path := database_of(files[0].path))
-    if main is None:
+    database_file = by_path.get(path := database_of(files[0].path))
+    if database_file is None:
         raise OSError(
             f"{files[0].path}: its database {path} is missing; copy both into one directory, or leave this file "
             "out"
         )
     try:
-        with _opened(main, by_path.get(path + _WAL)) as database:
+        with _opened(database_file, by_path.get(path + _WAL)) as database:
             query, names = _SESSIONS
             rows = [tuple(map(_text, row)) for row in database.execute(query)]
             for row in rows:
                 yield _session(database, dict(zip(names, row, strict=True)))
     except sqlite3.Error as error:
         raise OSError(
-            f"{main.path}: cannot be read as a database of OpenCode: {error}; copy it again, with its -wal file"
+            f"{database_file.path}: cannot be read as a database of OpenCode: {error}; copy it again, with its "
+            "-wal file"
         ) from error
 
 
@@ -66,8 +67,8 @@ def _session(database: sqlite3.Connection, info: dict[str, Any]) -> StoredSessio
     losses: Counter[str] = Counter()
     messages: dict[str | None, dict[str, Any]] = {}
     try:
-        for own, data in database.execute(_MESSAGES, (info["id"],)):
-            ids = {"id": _text(own), "sessionID": info["id"]}
+        for message_id, data in database.execute(_MESSAGES, (info["id"],)):
+            ids = {"id": _text(message_id), "sessionID": info["id"]}
             messages[ids["id"]] = {"info": _object(data, losses) | ids, "parts": []}
         for owner, data in database.execute(_PARTS, (info["id"],)):
             message = messages.get(_text(owner))
@@ -92,16 +93,16 @@ def _text(value: Any) -> str | None:
 
 
 @contextmanager
-def _opened(file: LogFile, newest: LogFile | None) -> Generator[sqlite3.Connection]:
+def _opened(file: LogFile, wal_file: LogFile | None) -> Generator[sqlite3.Connection]:
     """Open a database without writing any file beside it: in place while OpenCode has it open, otherwise as an
     immutable file, or as a copy if its latest transactions are in a separate log.
     """
     path = Path(file.path)
     in_use = path.with_name(path.name + _SHARED_MEMORY).exists()
     with tempfile.TemporaryDirectory(prefix="understudy-") as directory:
-        if INSIDE in file.path or (newest is not None and newest.size and not in_use):
+        if INSIDE in file.path or (wal_file is not None and wal_file.size and not in_use):
             path, in_use = Path(directory) / "copy.db", True
-            for source, suffix in ((file, ""), (newest, _WAL)):
+            for source, suffix in ((file, ""), (wal_file, _WAL)):
                 if source is not None:
                     with source.open() as stream, path.with_name(path.name + suffix).open("wb") as copy:
                         shutil.copyfileobj(stream, copy)

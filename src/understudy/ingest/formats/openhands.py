@@ -89,31 +89,31 @@ class EventView:
         remaining = [(numbers, message) for numbers, message in self._shown if not numbers & forgotten]
         if len(remaining) == len(self._shown) and summary is None:
             return
-        before = {message.get("tool_call_id") for _, message in self._shown}
+        shown_results = {message.get("tool_call_id") for _, message in self._shown}
         answered = {message["tool_call_id"] for _, message in remaining if message["role"] == "tool"}
         call_ids = {
             call["id"]
             for _, message in remaining
             for call in message.get("tool_calls") or ()
-            if call["id"] in answered or call["id"] not in before
+            if call["id"] in answered or call["id"] not in shown_results
         }
-        events_left = [
+        remaining_events = [
             (numbers, message)
             for numbers, message in remaining
             if (message.get("tool_call_id") is None or message["tool_call_id"] in call_ids)
             and all(call["id"] in call_ids for call in message.get("tool_calls") or ())
         ]
         if summary is not None:
-            at = len(events_left)
+            position = len(remaining_events)
             if isinstance(offset, int):
-                at = max(0, offset - 1 if self.builder.trace.shape.system else offset)
-            events_left.insert(at, (set(), {"role": "user", "content": summary}))
-        pairs = zip(events_left, self._shown, strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: pair[0][1] is pair[1][1], pairs))
-        self.builder.count_repeated(len(events_left) - same)
-        self.builder.continue_from(self._node(same))
-        self._shown = events_left
-        for _, message in events_left[same:]:
+                position = max(0, offset - 1 if self.builder.trace.shape.system else offset)
+            remaining_events.insert(position, (set(), {"role": "user", "content": summary}))
+        pairs = zip(remaining_events, self._shown, strict=False)
+        shared_count = sum(1 for _ in takewhile(lambda pair: pair[0][1] is pair[1][1], pairs))
+        self.builder.count_repeated(len(remaining_events) - shared_count)
+        self.builder.continue_from(self._node(shared_count))
+        self._shown = remaining_events
+        for _, message in remaining_events[shared_count:]:
             self.builder.add(message)
 
     def _node(self, count: int) -> int:
@@ -146,11 +146,13 @@ class OpenHandsFormat(LogFormat):
         """Return whether the first event has a source and an action or observation, or the first row has a
         history.
         """
-        seen = outline(head)
-        if "history" in seen.keys and "instance_id" in seen.keys:
-            return seen.keys["history"] == "["
-        event = "source" in seen.keys and ("action" in seen.keys or "observation" in seen.keys)
-        return event and "kind" not in seen.keys and (seen.kind == "[" or bool(_EVENT_FILE.search(path)))
+        beginning = outline(head)
+        if "history" in beginning.keys and "instance_id" in beginning.keys:
+            return beginning.keys["history"] == "["
+        is_event = "source" in beginning.keys and ("action" in beginning.keys or "observation" in beginning.keys)
+        return (
+            is_event and "kind" not in beginning.keys and (beginning.kind == "[" or bool(_EVENT_FILE.search(path)))
+        )
 
     def group(self, path: str) -> str:
         """Return the events directory for a file with a single event, else the file's own path."""
@@ -159,13 +161,13 @@ class OpenHandsFormat(LogFormat):
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
         """Yield one trace for each list or directory of events, and one for each row of an evaluation's output."""
         stored = [file for file in files if _EVENT_FILE.search(file.path)]
-        others = [file for file in files if not _EVENT_FILE.search(file.path)]
+        other_files = [file for file in files if not _EVENT_FILE.search(file.path)]
         if stored:
             losses: Counter[str] = Counter()
             events = sorted((mapping(read_document(file, losses)) for file in stored), key=_number)
             source = parent_directory(stored[0].path)
             yield _trace(events, source, file_name(parent_directory(source)), losses)
-        yield from super().read(others)
+        yield from super().read(other_files)
 
     def read_file(self, file: LogFile) -> Iterator[Trace]:
         """Yield the trace of a list of events, or one trace for each row of an evaluation's output."""
@@ -211,10 +213,10 @@ def _trace(
     builder = TraceBuilder("openhands", source, session, losses=losses)
     view = EventView(builder)
     call_ids: set[str] = set()
-    for at, raw in enumerate(events):
+    for index, raw in enumerate(events):
         event = mapping(raw)
         kind = event.get("action") or event.get("observation")
-        number = event.get("id", at)
+        number = event.get("id", index)
         if not isinstance(kind, str):
             losses["not_an_event"] += 1
         elif kind in _CONDENSED:
@@ -254,9 +256,11 @@ def _add_action(
         if kind == "finish":
             message["content"] = text or string(arguments.get("final_thought"))
         elif kind != "message":
-            rest = {name: value for name, value in arguments.items() if name != "thought"}
+            remaining_arguments = {name: value for name, value in arguments.items() if name != "thought"}
             call_id = string(metadata.get("tool_call_id")) or f"event_{number}"
-            message["tool_calls"] = [tool_call(call_id, string(metadata.get("function_name")) or kind, rest)]
+            message["tool_calls"] = [
+                tool_call(call_id, string(metadata.get("function_name")) or kind, remaining_arguments)
+            ]
             notes = ("call_made_of_action",)
     key = key or f"event-{number}"
     if view.has(key):
@@ -336,9 +340,11 @@ def _add_recalled(view: EventView, number: Any, event: dict[str, Any]) -> None:
 
 def _condense(view: EventView, arguments: dict[str, Any]) -> None:
     forgotten: list[Any] = items(arguments.get("forgotten_event_ids"))
-    first, last = arguments.get("forgotten_events_start_id"), arguments.get("forgotten_events_end_id")
-    if isinstance(first, int) and isinstance(last, int):
-        forgotten = [number for number in view.numbers() if isinstance(number, int) and first <= number <= last]
+    first_id, last_id = arguments.get("forgotten_events_start_id"), arguments.get("forgotten_events_end_id")
+    if isinstance(first_id, int) and isinstance(last_id, int):
+        forgotten = [
+            number for number in view.numbers() if isinstance(number, int) and first_id <= number <= last_id
+        ]
     view.condense(forgotten, string(arguments.get("summary")), arguments.get("summary_offset"))
 
 
@@ -375,10 +381,10 @@ class OpenHandsV1Format(LogFormat):
         """Return whether the first event has a kind, a source and an id, or the file is the state beside such
         events.
         """
-        seen = outline(head).keys
+        keys = outline(head).keys
         if file_name(path) == _STATE_FILE:
-            return "agent" in seen and "id" in seen
-        return seen.get("kind", "{") not in "{[" and "source" in seen and "id" in seen and "timestamp" in seen
+            return "agent" in keys and "id" in keys
+        return keys.get("kind", "{") not in "{[" and "source" in keys and "id" in keys and "timestamp" in keys
 
     def group(self, path: str) -> str:
         """Return the conversation's directory for its state and its events, else the file's own path."""
@@ -414,10 +420,10 @@ def _v1_trace(
     model = string(value_at(state, "agent", "llm", "model"))
     builder.trace.project = string(value_at(state, "workspace", "working_dir"))
     view = EventView(builder)
-    for at, raw in enumerate(events):
+    for index, raw in enumerate(events):
         event = mapping(raw)
         kind = string(event.get("kind"))
-        number = string(event.get("id")) or f"event-{at}"
+        number = string(event.get("id")) or f"event-{index}"
         if kind == "SystemPromptEvent":
             for key in ("system_prompt", "dynamic_context"):
                 builder.add_system(string(value_at(event, key, "text")))
@@ -445,14 +451,14 @@ def _v1_trace(
 def _add_v1_action(view: EventView, event: dict[str, Any], number: str, model: str | None) -> None:
     losses = view.builder.losses
     call = mapping(event.get("tool_call")) or {"id": event.get("tool_call_id"), "name": event.get("tool_name")}
-    calls_made = calls([call], losses)
+    tool_calls = calls([call], losses)
     key = string(event.get("llm_response_id")) or number
     if view.has(key):
-        view.extend(number, key, calls_made)
+        view.extend(number, key, tool_calls)
         return
     text, blocks = content(items(event.get("thought")), losses), items(event.get("thinking_blocks"))
     thinking = string(event.get("reasoning_content")) or thinking_text(blocks)
-    message = response_message(text, calls_made, thinking, hidden=bool(blocks))
+    message = response_message(text, tool_calls, thinking, hidden=bool(blocks))
     view.turn(number, key, message, model=model, timestamp=string(event.get("timestamp")))
 
 
@@ -528,8 +534,13 @@ class OpenHandsMessagesFormat(LogFormat):
 
     def detect(self, path: str, head: bytes) -> bool:
         """Return whether the file is a list of messages with a field that only this SDK writes."""
-        seen = outline(head)
-        return seen.kind == "[" and "role" in seen.keys and "content" in seen.keys and bool(_SDK.search(head))
+        beginning = outline(head)
+        return (
+            beginning.kind == "["
+            and "role" in beginning.keys
+            and "content" in beginning.keys
+            and bool(_SDK.search(head))
+        )
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
         """Return the trace of a file."""

@@ -38,8 +38,8 @@ class PiFormat(LogFormat):
         Session traces of the Hugging Face Hub begin similarly, but name a harness and have no `parentId`.
         """
         keys = outline(head).keys
-        traces = "harness" in keys and b'"parentId"' not in head
-        return keys.get("type") == "session" and {"id", "timestamp", "cwd"} <= keys.keys() and not traces
+        is_session_trace = "harness" in keys and b'"parentId"' not in head
+        return keys.get("type") == "session" and {"id", "timestamp", "cwd"} <= keys.keys() and not is_session_trace
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
         """Return the trace of a file."""
@@ -53,7 +53,7 @@ class _PiSession:
         self.file = file
         self.losses = losses
         self.builder = TraceBuilder("pi", file.path, file_name(file.path).removesuffix(".jsonl"), losses=losses)
-        self.last: str | None = None
+        self.last_id: str | None = None
         self.parents: dict[str, str | None] = {}
         self.tips: dict[str, int] = {}
         """The node that the conversation ends with at an entry."""
@@ -64,19 +64,19 @@ class _PiSession:
             if entry.get("type") == "session":
                 self.meta(entry)
                 continue
-            own = string(entry.get("id")) or f"line {number}"
-            if own in self.parents:
+            entry_id = string(entry.get("id")) or f"line {number}"
+            if entry_id in self.parents:
                 self.losses["repeated_id"] += 1
                 continue
             # The first versions wrote no tree. An entry whose parent is missing is put after the previous entry.
             parent = string(entry.get("parentId"))
             if parent not in self.parents and not ("parentId" in entry and parent is None):
-                parent = self.last
-            self.parents[own] = parent
+                parent = self.last_id
+            self.parents[entry_id] = parent
             self.builder.tip = -1 if parent is None else self.tips[parent]
-            self.entry(own, entry)
-            self.tips[own] = self.builder.tip
-            self.last = own
+            self.entry(entry_id, entry)
+            self.tips[entry_id] = self.builder.tip
+            self.last_id = entry_id
         return self.builder.finish()
 
     def meta(self, entry: dict[str, Any]) -> None:
@@ -86,23 +86,25 @@ class _PiSession:
             trace.session_id, trace.trace_id = session, f"pi:{session}"
         trace.project = string(entry.get("cwd"))
 
-    def entry(self, own: str, entry: dict[str, Any]) -> None:
+    def entry(self, entry_id: str, entry: dict[str, Any]) -> None:
         """Add an entry at the tip."""
         kind = str(entry.get("type"))
         if kind == "message":
-            self.message(own, mapping(entry.get("message")), string(entry.get("timestamp")))
+            self.message(entry_id, mapping(entry.get("message")), string(entry.get("timestamp")))
         elif kind == "custom_message":
-            self.show(own, {"role": "user", "content": self.content(entry.get("content"))})
+            self.show(entry_id, {"role": "user", "content": self.content(entry.get("content"))})
         elif kind == "branch_summary":
-            self.show(own, {"role": "user", "content": f"{_BRANCH}{string(entry.get('summary')) or ''}</summary>"})
+            self.show(
+                entry_id, {"role": "user", "content": f"{_BRANCH}{string(entry.get('summary')) or ''}</summary>"}
+            )
         elif kind == "compaction":
-            self.compact(own, entry)
+            self.compact(entry_id, entry)
         elif kind == "context_edit":
             self.builder.fidelity, self.builder.notes = "lossy", ("context_edited",)
         elif kind not in _SILENT:
             self.losses[f"unknown_record:{kind[:60]}"] += 1
 
-    def message(self, own: str, message: dict[str, Any], timestamp: str | None) -> None:
+    def message(self, entry_id: str, message: dict[str, Any], timestamp: str | None) -> None:
         """Add a message of the conversation."""
         role = str(message.get("role"))
         if role == "system":
@@ -115,17 +117,17 @@ class _PiSession:
                 self.losses["empty_answer"] += 1
             else:
                 self.close_calls()
-                self.messages[own] = answer
-                self.builder.add_turn(own, [answer], model=string(message.get("model")), timestamp=timestamp)
+                self.messages[entry_id] = answer
+                self.builder.add_turn(entry_id, [answer], model=string(message.get("model")), timestamp=timestamp)
         elif role == "toolResult":
             call_id = string(message.get("toolCallId")) or ""
             text = self.content(message.get("content")) or ""
-            self.show(own, result_message(call_id, text, is_error=bool(message.get("isError"))))
+            self.show(entry_id, result_message(call_id, text, is_error=bool(message.get("isError"))))
         elif role == "bashExecution":
             if not message.get("excludeFromContext"):
-                self.show(own, {"role": "user", "content": _command(message)})
+                self.show(entry_id, {"role": "user", "content": _command(message)})
         elif role in ("user", "custom"):
-            self.show(own, {"role": "user", "content": self.content(message.get("content"))})
+            self.show(entry_id, {"role": "user", "content": self.content(message.get("content"))})
         else:
             self.losses["unknown_role"] += 1
 
@@ -139,38 +141,38 @@ class _PiSession:
         self.builder.add_system("\n\n".join(text for text in sections if isinstance(text, str) and text))
         self.builder.set_tools([{"type": "function", "function": tool} for tool in _tools(message)])
 
-    def show(self, own: str, message: Message) -> None:
+    def show(self, entry_id: str, message: Message) -> None:
         """Add a message unless it is empty."""
         if message["content"] or message["role"] == "tool":
             if message["role"] == "user":
                 self.close_calls()
-            self.messages[own] = message
+            self.messages[entry_id] = message
             self.builder.add(message)
 
     def close_calls(self) -> None:
         """Add the results that the program sends for calls that an interruption left without one."""
-        nodes, at, answered = self.builder.trace.nodes, self.builder.tip, set[str]()
-        while at >= 0 and nodes[at].body["role"] == "tool" and len(answered) < MOST_CALLS:
-            answered.add(nodes[at].body["tool_call_id"])
-            at = nodes[at].parent
-        for call in (nodes[at].body.get("tool_calls") or ()) if at >= 0 else ():
-            if call["id"] not in answered:
+        nodes, node, answered_ids = self.builder.trace.nodes, self.builder.tip, set[str]()
+        while node >= 0 and nodes[node].body["role"] == "tool" and len(answered_ids) < MOST_CALLS:
+            answered_ids.add(nodes[node].body["tool_call_id"])
+            node = nodes[node].parent
+        for call in (nodes[node].body.get("tool_calls") or ()) if node >= 0 else ():
+            if call["id"] not in answered_ids:
                 self.builder.add(result_message(call["id"], _NO_RESULT, is_error=True))
 
     def answer(self, parts: list[Any]) -> Message:
         """Return a response of the model as a message."""
-        of_kind: dict[str, list[dict[str, Any]]] = {}
+        by_kind: dict[str, list[dict[str, Any]]] = {}
         for part in map(mapping, parts):
-            of_kind.setdefault(str(part.get("type")), []).append(part)
+            by_kind.setdefault(str(part.get("type")), []).append(part)
         calls: list[dict[str, Any]] = []
-        for part in of_kind.pop("toolCall", ()):
+        for part in by_kind.pop("toolCall", ()):
             name = string(part.get("name")) or "unknown"
             calls.append(
                 tool_call(string(part.get("id")) or f"call_{len(calls)}", name, part.get("arguments") or {})
             )
-        thoughts: list[Any] = [*of_kind.pop("thinking", ())]
-        rest = [part for same in of_kind.values() for part in same]
-        return response_message(self.content(rest), calls, thinking_text(thoughts), hidden=bool(thoughts))
+        thoughts: list[Any] = [*by_kind.pop("thinking", ())]
+        visible_parts = [part for parts_of_kind in by_kind.values() for part in parts_of_kind]
+        return response_message(self.content(visible_parts), calls, thinking_text(thoughts), hidden=bool(thoughts))
 
     def content(self, raw: Any) -> Any:
         """Return the content of a message in OpenAI's form."""
@@ -178,29 +180,33 @@ class _PiSession:
             return content(raw, self.losses)
         return content([_image(part) or part for part in items(raw)], self.losses)
 
-    def compact(self, own: str, entry: dict[str, Any]) -> None:
+    def compact(self, entry_id: str, entry: dict[str, Any]) -> None:
         """Apply a compaction: the conversation becomes the summary and the entries that were kept."""
         if not self.builder.may_repeat():
             return
-        first = string(entry.get("firstKeptEntryId"))
+        first_kept_id = string(entry.get("firstKeptEntryId"))
         kept_ids: list[str] = []
-        for before in self.path(self.parents[own]) if first in self.parents and first != own else ():
-            kept_ids.append(before)
-            if before == first:
+        for kept_id in (
+            self.path(self.parents[entry_id])
+            if first_kept_id in self.parents and first_kept_id != entry_id
+            else ()
+        ):
+            kept_ids.append(kept_id)
+            if kept_id == first_kept_id:
                 break
         self.builder.count_repeated(len(kept_ids))
         self.builder.continue_from()
         summary = f"{_COMPACTED}{string(entry.get('summary')) or ''}\n</summary>"
-        self.show(own, {"role": "user", "content": summary})
-        for before in reversed(kept_ids):
-            if (message := self.messages.get(before)) is not None:
+        self.show(entry_id, {"role": "user", "content": summary})
+        for kept_id in reversed(kept_ids):
+            if (message := self.messages.get(kept_id)) is not None:
                 self.builder.add(message)
 
-    def path(self, at: str | None) -> Iterator[str]:
-        """Yield the ids of the entries from `at` back to the root."""
-        while at is not None:
-            yield at
-            at = self.parents[at]
+    def path(self, entry_id: str | None) -> Iterator[str]:
+        """Yield the ids of the entries from `entry_id` back to the root."""
+        while entry_id is not None:
+            yield entry_id
+            entry_id = self.parents[entry_id]
 
 
 def _tools(message: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -45,25 +45,25 @@ class AiderFormat(LogFormat):
         """Yield one trace for each chat in a file."""
         losses: Counter[str] = Counter()
         _, *chats = _AIDER_BEGIN.split(content := read_text(file, losses))
-        first = content[: match.start()] if (match := _AIDER_BEGIN.search(content)) else content
-        chats_of_file = [("", first)] if first.strip() else []
+        first_chat = content[: match.start()] if (match := _AIDER_BEGIN.search(content)) else content
+        chats_of_file = [("", first_chat)] if first_chat.strip() else []
         chats_of_file += list(zip(chats[::2], chats[1::2], strict=True))
-        seen: Counter[str] = Counter()
+        chat_counts: Counter[str] = Counter()
         for started, text in chats_of_file:
             started = started.strip()
-            seen[started] += 1
-            yield _aider_trace(file, started, text, seen[started], losses)
+            chat_counts[started] += 1
+            yield _aider_trace(file, started, text, chat_counts[started], losses)
             losses = Counter()
         if losses:
             yield _aider_trace(file, "", "", 1, losses)
 
 
-def _aider_trace(file: LogFile, started: str, text: str, nth: int, losses: Counter[str]) -> Trace:
-    session = fingerprint(file.path, [started, nth])
+def _aider_trace(file: LogFile, started: str, text: str, number: int, losses: Counter[str]) -> Trace:
+    session = fingerprint(file.path, [started, number])
     builder = TraceBuilder("aider", file.path, session, losses=losses, fidelity="lossy", notes=("plain_text",))
     builder.trace.project = parent_directory(file.path) or None
     model: str | None = None
-    for at, role, block in _aider_blocks(text):
+    for line, role, block in _aider_blocks(text):
         if role == "tool":
             if match := _AIDER_MODEL.search(block):
                 model = match.group(1)
@@ -71,7 +71,7 @@ def _aider_trace(file: LogFile, started: str, text: str, nth: int, losses: Count
                 builder.trace.version = match.group(1)
         elif role == "assistant":
             builder.add_turn(
-                f"line-{at}", [{"role": role, "content": block}], model=model, timestamp=started or None
+                f"line-{line}", [{"role": role, "content": block}], model=model, timestamp=started or None
             )
         elif asking := _ASKING.match(block):
             builder.add({"role": role, "content": block[asking.end() :]})
@@ -85,18 +85,18 @@ def _aider_trace(file: LogFile, started: str, text: str, nth: int, losses: Count
 def _aider_blocks(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield consecutive lines of one role as (line number, role, text without the marks)."""
     marks = (("#### ", "user"), ("> ", "tool"))
-    role, first, lines = "", 0, list[str]()
+    role, first_line, lines = "", 0, list[str]()
     for number, line in enumerate(text.split("\n")):
         mark, line_role = next((pair for pair in marks if line.startswith(pair[0])), ("", "assistant"))
         if line_role == "assistant" and not line.strip() and role != "assistant":
             continue
         if line_role != role:
             if block := "\n".join(lines).strip():
-                yield first, role, block
-            role, first, lines = line_role, number, []
+                yield first_line, role, block
+            role, first_line, lines = line_role, number, []
         lines.append(line[len(mark) :].removesuffix("  "))
     if block := "\n".join(lines).strip():
-        yield first, role, block
+        yield first_line, role, block
 
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -140,8 +140,8 @@ class ClaudeTextFormat(LogFormat):
         if outline(head).kind or b"# aider chat started at" in head[:200] or b"\0" in head[:1024]:
             return False
         lines = _ESCAPES.sub("", head.decode(errors="replace")).splitlines()
-        answer = any(_MODEL.match(line) for line in lines)
-        return answer and any(_RESULT.match(line) or _USER.match(line) for line in lines)
+        has_answer = any(_MODEL.match(line) for line in lines)
+        return has_answer and any(_RESULT.match(line) or _USER.match(line) for line in lines)
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
         """Return the trace of a file."""
@@ -161,14 +161,14 @@ class ClaudeTextFormat(LogFormat):
                 answer.clear()
 
         call_id: str | None = None
-        for block, following in zip_longest(blocks, blocks[1:]):
+        for block, next_block in zip_longest(blocks, blocks[1:]):
             text = block.text()
             if block.kind in ("thinking", "answer") and any(message.get("tool_calls") for _, message in answer):
                 flush()
             if block.kind == "user":
                 flush()
                 call_id = None
-                if text.startswith("/") and not _is_sent(following):
+                if text.startswith("/") and not _is_sent(next_block):
                     losses["command_left_out"] += 1
                 elif text:
                     builder.add({"role": "user", "content": text})
@@ -176,7 +176,7 @@ class ClaudeTextFormat(LogFormat):
                 if text:
                     answer.append((block.line, response_message(None, [], text)))
             elif block.kind == "answer":
-                call = _call(text, block.line, following is not None and following.kind == "result")
+                call = _call(text, block.line, next_block is not None and next_block.kind == "result")
                 call_id = call["id"] if call else call_id
                 answer.append((block.line, response_message(None, [call]) if call else response_message(text, [])))
             elif call_id is None:
@@ -189,13 +189,13 @@ class ClaudeTextFormat(LogFormat):
         return builder.finish()
 
 
-def _is_sent(following: _TextBlock | None) -> bool:
+def _is_sent(next_block: _TextBlock | None) -> bool:
     """Return whether a slash command was sent to the model, judged by the next block: other commands show a
     result.
     """
-    if following is None or following.kind == "user":
+    if next_block is None or next_block.kind == "user":
         return False
-    return following.kind != "result" or _SENT.match(following.text()) is not None
+    return next_block.kind != "result" or _SENT.match(next_block.text()) is not None
 
 
 class _TextBlock(Struct):
@@ -207,15 +207,15 @@ class _TextBlock(Struct):
 
     def text(self) -> str:
         """Return the text without the terminal's indentation."""
-        rest = [line for line in self.lines[1:] if line.strip()]
-        margin = min((len(line) - len(line.lstrip(" ")) for line in rest), default=0)
+        indented = [line for line in self.lines[1:] if line.strip()]
+        margin = min((len(line) - len(line.lstrip(" ")) for line in indented), default=0)
         return "\n".join([self.lines[0], *(line[margin:] for line in self.lines[1:])]).strip()
 
 
 def _blocks(lines: Sequence[str], losses: Counter[str]) -> Iterator[_TextBlock]:
     block: _TextBlock | None = None
     for number, line in enumerate(lines):
-        kind, rest = _kind(line)
+        kind, text = _kind(line)
         if _FOLDED.search(line):
             losses["folded"] += 1
         if kind is None:
@@ -225,15 +225,15 @@ def _blocks(lines: Sequence[str], losses: Counter[str]) -> Iterator[_TextBlock]:
                 losses["line_left_out"] += 1
             continue
         if block is not None and block.kind == kind == "result":
-            block.lines.append(rest)  # what a subagent did, or hooks said, is shown below the same call
+            block.lines.append(text)  # what a subagent did, or hooks said, is shown below the same call
             continue
         if block is not None and kind != "more":
             yield block
             block = None
         if kind in ("user", "answer", "result", "thinking"):
-            block = _TextBlock(kind, number, [rest])
+            block = _TextBlock(kind, number, [text])
         elif kind == "more" and block is not None:
-            block.lines.append(rest)
+            block.lines.append(text)
     if block is not None:
         yield block
 
@@ -258,47 +258,59 @@ def _banner(trace: Trace, lines: Sequence[str]) -> str | None:
 
     Returns the model that they name.
     """
-    top: list[str] = []
+    banner_lines: list[str] = []
     for line in lines[:40]:
         if _MODEL.match(line) or _USER.match(line):
             break
-        top.append(line[:_WIDEST])
-    whole = "\n".join(top)
-    if match := _VERSION.search(whole):
+        banner_lines.append(line[:_WIDEST])
+    banner = "\n".join(banner_lines)
+    if match := _VERSION.search(banner):
         trace.version = match.group(1)
     # Try `cwd:` first, because lines of help above it may begin with a slash too.
-    matches = (match for pattern in _DIRECTORIES for line in top if (match := pattern.search(line)))
+    matches = (match for pattern in _DIRECTORIES for line in banner_lines if (match := pattern.search(line)))
     trace.project = next((match.group(1) for match in matches), None)
-    if match := _NAMED.search(whole):
+    if match := _NAMED.search(banner):
         return f"claude-{match.group(1).lower()}-{match.group(2).replace('.', '-')}"
     return None
 
 
-def _call(text: str, line: int, follows: bool) -> dict[str, Any] | None:
-    """Return the tool call that a block shows, or None for plain text. `follows`: the next block is a result."""
+def _call(text: str, line: int, has_result: bool) -> dict[str, Any] | None:
+    """Return the tool call that a block shows, or None for plain text. `has_result`: the next block is its
+    result.
+    """
     call_id = f"line_{line}"
     match = _CALL.fullmatch(text) if len(text) <= _LONGEST_CALL else None
     if match is None:
         # Some tools show no argument: a short title followed by a result is such a call.
-        title = text.strip()
-        short = follows and "\n" not in title and len(title) <= 40 and title[:1].isupper() and title[-1:].isalnum()
-        return tool_call(call_id, _RENAMED.get(title, title), {}) if short else None
-    title, inside = match.groups()
-    inside = "\n".join(part.strip() for part in inside.split("\n"))
-    name = _RENAMED.get(title, title)
-    if mcp := _MCP.fullmatch(title):
+        name_shown = text.strip()
+        is_title = (
+            has_result
+            and "\n" not in name_shown
+            and len(name_shown) <= 40
+            and name_shown[:1].isupper()
+            and name_shown[-1:].isalnum()
+        )
+        return tool_call(call_id, _RENAMED.get(name_shown, name_shown), {}) if is_title else None
+    name_shown, arguments_text = match.groups()
+    arguments_text = "\n".join(part.strip() for part in arguments_text.split("\n"))
+    name = _RENAMED.get(name_shown, name_shown)
+    if mcp := _MCP.fullmatch(name_shown):
         server, tool = (re.sub(r"[^\w-]", "_", part) for part in mcp.groups())
         name = f"mcp__{server}__{tool}"
-    pairs = dict(_PAIRS.findall(inside)) if _PAIRS.match(inside) else {}
+    pairs = dict(_PAIRS.findall(arguments_text)) if _PAIRS.match(arguments_text) else {}
     if name in _TOOL_NAMES and _TOOL_NAMES[name] not in pairs:
-        return tool_call(call_id, name, {_TOOL_NAMES[name]: inside.strip('"') if name == "WebSearch" else inside})
+        return tool_call(
+            call_id,
+            name,
+            {_TOOL_NAMES[name]: arguments_text.strip('"') if name == "WebSearch" else arguments_text},
+        )
     if pairs:
         return tool_call(call_id, name, {key: value.strip().strip('"') for key, value in pairs.items()})
-    return tool_call(call_id, name, {"shown": inside} if inside else {})
+    return tool_call(call_id, name, {"shown": arguments_text} if arguments_text else {})
 
 
 def _joined(messages: Sequence[Message]) -> Message:
-    texts = [text for one in messages if (text := one["content"])]
-    thoughts = [thought for one in messages if (thought := one.get("reasoning_content"))]
-    calls = [call for one in messages for call in one.get("tool_calls") or ()]
+    texts = [text for message in messages if (text := message["content"])]
+    thoughts = [thought for message in messages if (thought := message.get("reasoning_content"))]
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
     return response_message("\n\n".join(texts) or None, calls, "\n\n".join(thoughts))

@@ -28,12 +28,12 @@ class QwenCodeFormat(LogFormat):
 
     def detect(self, path: str, head: bytes) -> bool:
         """Return whether lines with parents hold messages with parts."""
-        seen = outline(head)
-        if {"uuid", "parentUuid", "provenance"} <= seen.keys.keys():
+        beginning = outline(head)
+        if {"uuid", "parentUuid", "provenance"} <= beginning.keys.keys():
             return True
         # The search avoids parsing the first lines of most other programs' logs.
         return b'"parts"' in head and any(
-            "parentUuid" in row and "parts" in mapping(row.get("message")) for row in seen.rows
+            "parentUuid" in row and "parts" in mapping(row.get("message")) for row in beginning.rows
         )
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
@@ -67,9 +67,9 @@ def _take_back(builder: TraceBuilder) -> None:
 
     Qwen Code asks again, without it, for an answer that was cut off in a call's arguments, after it has logged it.
     """
-    last = builder.trace.nodes[builder.tip] if builder.tip >= 0 else None
-    if last is not None and last.body and last.body[-1]["role"] == "assistant" and "tool_calls" in last.body[-1]:
-        builder.tip = last.parent
+    node = builder.trace.nodes[builder.tip] if builder.tip >= 0 else None
+    if node is not None and node.body and node.body[-1]["role"] == "assistant" and "tool_calls" in node.body[-1]:
+        builder.tip = node.parent
 
 
 def _is_compression(record: dict[str, Any]) -> bool:
@@ -84,30 +84,30 @@ def _compress(builder: TraceBuilder, history: list[Any]) -> bool:
     """
     if not history or not builder.may_repeat():
         return False
-    before = builder.tip
-    last: list[Message] = list(builder.trace.nodes[before].body[-1:]) if before >= 0 else []
+    index = builder.tip
+    last_messages: list[Message] = list(builder.trace.nodes[index].body[-1:]) if index >= 0 else []
     builder.count_repeated(len(history))
     builder.continue_from()
     messages: list[Message] = []
-    for one in map(mapping, history):
-        line = {"type": _ROLES.get(str(one.get("role"))), "content": items(one.get("parts"))}
+    for content in map(mapping, history):
+        line = {"type": _ROLES.get(str(content.get("role"))), "content": items(content.get("parts"))}
         messages = record_messages(line, set(), builder.losses)
         builder.add(messages)
     unanswered = {call["id"] for call in (messages[-1].get("tool_calls") or () if messages else ())}
     results: list[Message] = []
     for _ in range(MOST_CALLS):  # they were logged right before, each in a node of its own at most
-        if before < 0 or not unanswered:
+        if index < 0 or not unanswered:
             break
-        node = builder.trace.nodes[before]
+        node = builder.trace.nodes[index]
         for message in reversed(node.body):
             if message.get("tool_call_id") in unanswered:
                 unanswered.remove(message["tool_call_id"])
                 results.append(message)
-        before = node.parent
+        index = node.parent
     if results:
         builder.add(results[::-1])
-    elif last and last[0]["role"] == "user" and last != messages[-1:]:
-        builder.add(last)  # the prompt before which the conversation was compressed
+    elif last_messages and last_messages[0]["role"] == "user" and last_messages != messages[-1:]:
+        builder.add(last_messages)  # the prompt before which the conversation was compressed
     return bool(results)
 
 
@@ -122,9 +122,9 @@ def _add(builder: TraceBuilder, record: dict[str, Any], number: int) -> None:
             builder.add(messages)
         elif messages:
             _take_back(builder)
-            own = string(record.get("uuid")) or f"line {number}"
+            record_id = string(record.get("uuid")) or f"line {number}"
             timestamp = string(record.get("timestamp"))
-            builder.add_turn(own, [messages], model=string(record.get("model")), timestamp=timestamp)
+            builder.add_turn(record_id, [messages], model=string(record.get("model")), timestamp=timestamp)
         else:
             builder.losses["empty_answer"] += 1
     elif kind != "system":

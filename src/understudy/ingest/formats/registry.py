@@ -95,26 +95,26 @@ def group_batches(
     for file in files:
         format = only
         try:
-            beginning = read_head(file)
+            head = read_head(file)
         except OSError as error:
             if only is None:
                 skipped["unreadable_file"] += 1
                 add_error(errors, error, file.path)
                 continue
-            beginning = b""  # the reader counts it as unreadable
+            head = b""  # the reader counts it as unreadable
         if format is None:
-            format = detect(file.path, beginning)
+            format = detect(file.path, head)
             if format is None:
-                skipped["unknown_format" if beginning.strip() else "empty_file"] += 1
+                skipped["unknown_format" if head.strip() else "empty_file"] += 1
                 continue
         key = format.group(file.path)
         batch = groups.setdefault((format.name, key), LogBatch(format, key, []))
         batch.files.append(file)
-        for link in format.links(file.path, beginning):
-            other = linked.setdefault((format.name, link), batch)
-            if other is not batch:
-                _join(groups, linked, other, batch)
-                batch = other
+        for link in format.links(file.path, head):
+            linked_batch = linked.setdefault((format.name, link), batch)
+            if linked_batch is not batch:
+                _join(groups, linked, linked_batch, batch)
+                batch = linked_batch
     return list({id(batch): batch for batch in groups.values()}.values())
 
 

@@ -41,8 +41,8 @@ from understudy.ingest.log_reader import (
 )
 from understudy.ingest.trace import Message, PlainRenderer, Trace, TraceOutcome
 
-_OWN = frozenset(("trajectory", "history", "environment", "replay_config", "info", "attempts"))
-_NEAR = 64
+_TRAJECTORY_KEYS = frozenset(("trajectory", "history", "environment", "replay_config", "info", "attempts"))
+_STEPS_SEARCHED = 64
 """The step of a response is searched among this many steps; steps that are skipped were retried."""
 
 
@@ -54,7 +54,7 @@ class SweAgentFormat(LogFormat):
     def detect(self, path: str, head: bytes) -> bool:
         """Return whether the file is an object with a `trajectory` and without keys of a dataset row."""
         keys = outline(head).keys
-        return keys.get("trajectory") == "[" and not keys.keys() - _OWN and outline(head).kind == "{"
+        return keys.get("trajectory") == "[" and not keys.keys() - _TRAJECTORY_KEYS and outline(head).kind == "{"
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
         """Return the trace of a file."""
@@ -73,24 +73,24 @@ class SweAgentFormat(LogFormat):
         builder.trace.outcome = _run_outcome(log, instance_id(instance))
         model = _configured_model(log)
         next_step = 0
-        for at, raw in enumerate(history):
+        for index, raw in enumerate(history):
             message = chat(raw, losses)
             if message is None or builder.take_system(message):
                 continue
             if message["role"] != "assistant" or mapping(raw).get("is_demo"):
                 builder.add(message)
                 continue
-            near = range(next_step, min(next_step + _NEAR, len(steps)))
-            step_number = next((n for n in near if _answered(steps[n], mapping(raw))), None)
+            candidates = range(next_step, min(next_step + _STEPS_SEARCHED, len(steps)))
+            step_number = next((number for number in candidates if _answered(steps[number], mapping(raw))), None)
             query: list[Message] = []
             if step_number is not None:
                 next_step = step_number + 1
                 query = _query(steps[step_number], losses)
             if query:
                 context = builder.shared_path(query)
-                builder.add_turn(f"m{at}", [message], model=model, context=context, fidelity="ledger")
+                builder.add_turn(f"m{index}", [message], model=model, context=context, fidelity="ledger")
             else:
-                builder.add_turn(f"m{at}", [message], model=model)
+                builder.add_turn(f"m{index}", [message], model=model)
         return builder.finish()
 
 
@@ -140,13 +140,13 @@ class MiniSweAgentFormat(LogFormat):
         """Return whether the file names this format, has `info` and `messages`, or is a list that begins with a
         system message or is in a .traj.json file.
         """
-        seen = outline(head)
-        if seen.kind == "[":
-            has_text = seen.keys.get("content", "{") not in "{["
-            return has_text and (seen.keys.get("role") == "system" or file_name(path).endswith(".traj.json"))
-        if seen.keys.get("trajectory_format", "").startswith("mini-swe-agent"):
+        beginning = outline(head)
+        if beginning.kind == "[":
+            has_text = beginning.keys.get("content", "{") not in "{["
+            return has_text and (beginning.keys.get("role") == "system" or file_name(path).endswith(".traj.json"))
+        if beginning.keys.get("trajectory_format", "").startswith("mini-swe-agent"):
             return True
-        return seen.keys.get("info") == "{" and seen.keys.get("messages") == "["
+        return beginning.keys.get("info") == "{" and beginning.keys.get("messages") == "["
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
         """Return the trace of a file."""
@@ -201,7 +201,7 @@ def _parsed(value: Any, losses: Counter[str]) -> Any:
 
 PARQUET = b"PAR1"
 _BATCH_ROWS = 16
-_ASIDE = ("tools", "repo", "instance_id", "resolved", "target", "reward", "exit_status")
+_TRACE_COLUMNS = ("tools", "repo", "instance_id", "resolved", "target", "reward", "exit_status")
 
 
 class RowSchema(Struct, frozen=True):
@@ -262,22 +262,22 @@ class ParquetRowFormat(RowFormat):
         try:
             arrow: Any = import_module("pyarrow")
             parquet: Any = import_module("pyarrow.parquet")
-        except ImportError as missing:
+        except ImportError as error:
             raise ConfigError(
                 f"{file.path} is a Parquet file: reading it needs pyarrow, which is not installed. "
                 'Install it: pip install "understudy[hf]"'
-            ) from missing
+            ) from error
         with file.open() as stream:
             try:
                 seekable = stream if stream.seekable() else BytesIO(stream.read(LARGEST_DOCUMENT))
                 table = parquet.ParquetFile(seekable, pre_buffer=False)
-                present: list[str] = table.schema_arrow.names
-                schema = next((one for one in SCHEMAS if one.messages in present), None)
+                names: list[str] = table.schema_arrow.names
+                schema = next((candidate for candidate in SCHEMAS if candidate.messages in names), None)
                 if schema is None:
                     losses["unknown_columns"] += 1
                     return
-                column_names = {schema.messages, *schema.ids, *schema.models, *_ASIDE}
-                columns = [column for column in present if column in column_names]
+                column_names = {schema.messages, *schema.ids, *schema.models, *_TRACE_COLUMNS}
+                columns = [column for column in names if column in column_names]
                 for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
                     for row in batch.to_pylist():
                         yield schema, row
@@ -343,8 +343,10 @@ class SweSmithFormat(RowFormat):
 
     def detect(self, path: str, head: bytes) -> bool:
         """Return whether the first row has messages and no column of another format."""
-        seen = outline(head)
-        if "messages" not in seen.keys or seen.keys["messages"] == "{":
+        beginning = outline(head)
+        if "messages" not in beginning.keys or beginning.keys["messages"] == "{":
             return False
-        rows = seen.kind == "[" or file_name(path).endswith((".jsonl", ".ndjson")) or "traj_id" in seen.keys
-        return rows and not seen.keys.keys() - _COLUMNS - {"tools", "id", "source"}
+        has_rows = (
+            beginning.kind == "[" or file_name(path).endswith((".jsonl", ".ndjson")) or "traj_id" in beginning.keys
+        )
+        return has_rows and not beginning.keys.keys() - _COLUMNS - {"tools", "id", "source"}

@@ -32,26 +32,26 @@ def annotate(trace: Trace) -> None:
     """
     contexts = _turn_contexts(trace)
     results = _ResultIndex(contexts)
-    alone = trace.format in _UNATTENDED or trace.parent is not None or trace.role != "main"
+    is_unattended = trace.format in _UNATTENDED or trace.parent is not None or trace.role != "main"
     files = FileTracker()
     effects: list[list[_CallEffects]] = []
-    for turn, own in zip(trace.turns, contexts, strict=True):
-        own_files = files if turn.branch == "active" else None
-        effects.append([_effects_of(call, own_files) for call in results.calls(own, trace.format)])
+    for turn, context in zip(trace.turns, contexts, strict=True):
+        tracked_files = files if turn.branch == "active" else None
+        effects.append([_effects_of(call, tracked_files) for call in results.calls(context, trace.format)])
     # Whether an edit survived is known only now, after all later calls were applied.
-    for turn, own, effects_of_turn in zip(trace.turns, contexts, effects, strict=True):
-        calls = [one.call for one in effects_of_turn]
-        edits = [edit for one in effects_of_turn for edit in one.edits]
+    for turn, context, effects_of_turn in zip(trace.turns, contexts, effects, strict=True):
+        calls = [effect.call for effect in effects_of_turn]
+        edits = [edit for effect in effects_of_turn for edit in effect.edits]
         turn.signals = TurnSignals(
             tool_calls=len(calls),
             tool_errors=sum(call.failed for call in calls),
             denied=sum(call.denied for call in calls),
-            interrupted=own.stopped or any(call.interrupted for call in calls) or is_cut_off(own.text),
+            interrupted=context.stopped or any(call.interrupted for call in calls) or is_cut_off(context.text),
             tests=result_of_tests(calls),
             edits=len(edits),
             edits_survived=count_survived(edits) if turn.branch == "active" else 0,
-            commits=sum(one.commits for one in effects_of_turn),
-            feedback=None if alone else _feedback(own, calls),
+            commits=sum(effect.commits for effect in effects_of_turn),
+            feedback=None if is_unattended else _feedback(context, calls),
         )
 
 
@@ -76,32 +76,34 @@ def _turn_contexts(trace: Trace) -> list[_TurnContext]:
     contexts = [_TurnContext() for _ in trace.turns]
     acting: dict[int, int] = {}
     bodies: dict[int, int] = {}
-    for at, turn in enumerate(trace.turns):
+    for turn_index, turn in enumerate(trace.turns):
         for index in turn.action:
             if 0 <= index < len(trace.nodes):
-                acting.setdefault(index, at)
-                bodies.setdefault(id(trace.nodes[index].body), at)
+                acting.setdefault(index, turn_index)
+                bodies.setdefault(id(trace.nodes[index].body), turn_index)
     history = trace.renderer.history
     # node index → the index of the turn that it belongs to or follows; -1 before the first turn
     owner: dict[int, int] = {}
     for index in _downwards(trace):
         node = trace.nodes[index]
-        if (at := acting.get(index)) is not None:
-            owner[index] = at
-            _add_node(contexts[at], history(node.body), own=True, at=at)
-        elif (copied := bodies.get(id(node.body))) is not None:
-            owner[index] = copied
-        elif (at := owner.get(node.parent, -1)) >= 0:
-            owner[index] = _add_node(contexts[at], history(node.body), own=False, at=at)
+        if (turn_index := acting.get(index)) is not None:
+            owner[index] = turn_index
+            _add_node(contexts[turn_index], history(node.body), is_action=True, turn_index=turn_index)
+        elif (copied_from := bodies.get(id(node.body))) is not None:
+            owner[index] = copied_from
+        elif (turn_index := owner.get(node.parent, -1)) >= 0:
+            owner[index] = _add_node(
+                contexts[turn_index], history(node.body), is_action=False, turn_index=turn_index
+            )
     return contexts
 
 
-def _add_node(context: _TurnContext, messages: Sequence[Message], *, own: bool, at: int) -> int:
+def _add_node(context: _TurnContext, messages: Sequence[Message], *, is_action: bool, turn_index: int) -> int:
     """Add a node's messages to a turn. Returns the turn that the nodes after it belong to, or -1 for none."""
     for message in messages:
         role = message.get("role")
         if role == "assistant":
-            if not own:
+            if not is_action:
                 return -1  # a response that is not a turn of this trace
             context.calls += message.get("tool_calls") or ()
             text = text_of(message.get("content"))
@@ -110,7 +112,7 @@ def _add_node(context: _TurnContext, messages: Sequence[Message], *, own: bool, 
             context.after.append(message)
             if role == "user" and is_interrupt_note(text_of(message.get("content"))):
                 context.stopped = True
-    return at
+    return turn_index
 
 
 def _downwards(trace: Trace) -> Iterator[int]:
@@ -119,13 +121,15 @@ def _downwards(trace: Trace) -> Iterator[int]:
     if all(node.parent < index for index, node in enumerate(nodes)):
         yield from range(len(nodes))
         return
-    below: dict[int, list[int]] = {}
+    children_of: dict[int, list[int]] = {}
     for index, node in enumerate(nodes):
-        below.setdefault(node.parent, []).append(index)
-    waiting = [index for parent, children in below.items() if not 0 <= parent < len(nodes) for index in children]
-    for index in waiting:
+        children_of.setdefault(node.parent, []).append(index)
+    pending = [
+        index for parent, children in children_of.items() if not 0 <= parent < len(nodes) for index in children
+    ]
+    for index in pending:
         yield index
-        waiting += below.get(index, ())
+        pending += children_of.get(index, ())
 
 
 class _ResultIndex:
@@ -134,19 +138,21 @@ class _ResultIndex:
     """
 
     def __init__(self, contexts: Sequence[_TurnContext]) -> None:
-        self._all = _results(message for own in contexts for message in own.after)
-        self._asked = Counter(str(call.get("id")) for own in contexts for call in own.calls)
-        self._calls_in_text = not self._asked
+        self._results_by_id = _results(message for context in contexts for message in context.after)
+        self._call_counts = Counter(str(call.get("id")) for context in contexts for call in context.calls)
+        self._calls_in_text = not self._call_counts
 
-    def calls(self, own: _TurnContext, format: str) -> list[LoggedCall]:
+    def calls(self, context: _TurnContext, format: str) -> list[LoggedCall]:
         """Return the calls of a turn, each with its result."""
         if self._calls_in_text:
-            return calls_in_text(format, own.text, own.after)
-        near = _results(own.after)
+            return calls_in_text(format, context.text, context.after)
+        results_after = _results(context.after)
         calls: list[LoggedCall] = []
-        for raw in own.calls:
-            name = str(raw.get("id"))
-            result = near.get(name) or (self._all.get(name) if self._asked[name] == 1 else None)
+        for raw in context.calls:
+            call_id = str(raw.get("id"))
+            result = results_after.get(call_id) or (
+                self._results_by_id.get(call_id) if self._call_counts[call_id] == 1 else None
+            )
             calls.append(call_of(raw, result, format in MARKS_ERRORS))
         return calls
 
@@ -163,7 +169,7 @@ def _results(messages: Iterable[Message]) -> dict[str, Message]:
 def _effects_of(call: LoggedCall, files: FileTracker | None) -> _CallEffects:
     """Return the edits and commits of a call, and apply them to `files` if it is given."""
     edits: list[TrackedEdit] = []
-    committed = count_commits(call)
+    commit_count = count_commits(call)
     changes = [] if call.denied or call.failed else file_changes(call)
     for change in changes:
         if files is None or not call.completed:
@@ -175,15 +181,15 @@ def _effects_of(call: LoggedCall, files: FileTracker | None) -> _CallEffects:
         if CHANGING.search(call.script):
             for command in call.shell():
                 files.run_command(command)
-        if committed:
+        if commit_count:
             files.commit()
-    return _CallEffects(call, edits, committed)
+    return _CallEffects(call, edits, commit_count)
 
 
-def _feedback(own: _TurnContext, calls: Sequence[LoggedCall]) -> Any:
+def _feedback(context: _TurnContext, calls: Sequence[LoggedCall]) -> Any:
     if any(call.denied and is_correction(call.text or "") for call in calls):
         return "negative"
-    for message in own.after:
+    for message in context.after:
         message_text = text_of(message.get("content"))
         for text in [message_text] if message.get("role") == "user" else queued_prompts(message_text):
             if (sign := feedback(text)) is not None:
@@ -193,7 +199,12 @@ def _feedback(own: _TurnContext, calls: Sequence[LoggedCall]) -> Any:
 
 # The line that git prints for a commit: "[main 1a2b3c4] Subject", "[main (root-commit) 1a2b3c4] Subject".
 _COMMIT_LINE = re.compile(r"^\s{0,8}\[[^\]\n]{1,250}[ )][0-9a-f]{7,40}\] ", re.MULTILINE)
-_NONE = ("nothing to commit", "no changes added to commit", "nothing added to commit", "Aborting commit")
+_NOTHING_COMMITTED = (
+    "nothing to commit",
+    "no changes added to commit",
+    "nothing added to commit",
+    "Aborting commit",
+)
 _VALUED = frozenset(("-C", "-c", "--git-dir", "--work-tree", "--namespace"))
 _IDLE = frozenset(("--dry-run", "-h", "--help"))
 _QUIET = frozenset(("-q", "--quiet"))
@@ -207,16 +218,16 @@ def count_commits(call: LoggedCall) -> int:
         return int(not call.failed)
     if "commit" not in call.script:
         return 0
-    commit_commands = [(at, command) for at, command in enumerate(call.shell()) if _commits(command)]
+    commit_commands = [(index, command) for index, command in enumerate(call.shell()) if _commits(command)]
     if not commit_commands:
         return 0
     text = call.text or ""
     reported = len(_COMMIT_LINE.findall(text))
     if reported:
         return min(reported, len(commit_commands))
-    if call.code != 0 or any(sign in text for sign in _NONE):
+    if call.code != 0 or any(sign in text for sign in _NOTHING_COMMITTED):
         return 0
-    return sum(_certain(call.shell(), at) for at, _ in commit_commands)
+    return sum(_must_have_succeeded(call.shell(), index) for index, _ in commit_commands)
 
 
 def _commits(command: ShellCommand) -> bool:
@@ -233,7 +244,7 @@ def _action(command: ShellCommand) -> str:
     return ""
 
 
-def _certain(run: list[ShellCommand], at: int) -> bool:
+def _must_have_succeeded(commands: list[ShellCommand], index: int) -> bool:
     """Return whether a commit without output must have succeeded, because the command line as a whole did."""
-    quiet = any(word in _QUIET for word in run[at].argv) or run[at].writes
-    return bool(quiet) and all(command.ends == "&&" for command in run[at : len(run) - 1])
+    is_quiet = any(word in _QUIET for word in commands[index].argv) or commands[index].writes
+    return bool(is_quiet) and all(command.ends == "&&" for command in commands[index : len(commands) - 1])

@@ -129,42 +129,42 @@ def _redirected(operator: str) -> str:
 
 def _without_runners(argv: list[str]) -> list[str]:
     """Return the arguments from the actual program on, without `sudo`, `timeout 60`, `uv run` and the like."""
-    at = 0
-    while at < len(argv):
-        word = argv[at]
+    index = 0
+    while index < len(argv):
+        word = argv[index]
         name = word.rpartition("/")[2]
         if _ASSIGNMENT.match(word):
-            at += 1
+            index += 1
         elif name in _BEFORE:
-            at = _options(argv, at + 1) + (name == "timeout")
-            if name == "if" and at < len(argv) and argv[at] in ("[", "[["):
+            index = _options(argv, index + 1) + (name == "timeout")
+            if name == "if" and index < len(argv) and argv[index] in ("[", "[["):
                 break
-        elif name in _RUNNERS and at + 1 < len(argv) and argv[at + 1] in _RUNNERS[name]:
-            at = _options(argv, at + 2)
-            if name == "coverage" and argv[at - 1 : at] == ["-m"]:
-                return ["python", "-m", *argv[at:]]
-        elif name in _CONTAINERS and (start := _contained(argv, at)):
-            at = start
+        elif name in _RUNNERS and index + 1 < len(argv) and argv[index + 1] in _RUNNERS[name]:
+            index = _options(argv, index + 2)
+            if name == "coverage" and argv[index - 1 : index] == ["-m"]:
+                return ["python", "-m", *argv[index:]]
+        elif name in _CONTAINERS and (start := _contained(argv, index)):
+            index = start
         else:
             break
-    return argv[at:]
+    return argv[index:]
 
 
-def _contained(argv: list[str], at: int) -> int:
+def _contained(argv: list[str], index: int) -> int:
     """Return the index of the command that runs inside a container, or 0 if there is none."""
-    at += 2 if argv[at + 1 : at + 2] == ["compose"] else 1
-    if argv[at : at + 1] not in (["exec"], ["run"]):
+    index += 2 if argv[index + 1 : index + 2] == ["compose"] else 1
+    if argv[index : index + 1] not in (["exec"], ["run"]):
         return 0
-    at += 1
-    while at < len(argv) and argv[at].startswith("-"):
-        at += 2 if argv[at] in _CONTAINER_VALUES else 1
-    return at + 1
+    index += 1
+    while index < len(argv) and argv[index].startswith("-"):
+        index += 2 if argv[index] in _CONTAINER_VALUES else 1
+    return index + 1
 
 
-def _options(argv: list[str], at: int) -> int:
-    while at < len(argv) and argv[at].startswith("-"):
-        at += 2 if argv[at] in _WITH_VALUE else 1
-    return at
+def _options(argv: list[str], index: int) -> int:
+    while index < len(argv) and argv[index].startswith("-"):
+        index += 2 if argv[index] in _WITH_VALUE else 1
+    return index
 
 
 def _script(command: ShellCommand) -> str | None:
@@ -173,9 +173,9 @@ def _script(command: ShellCommand) -> str | None:
         return " ".join(command.argv[1:])
     if command.program not in _SHELLS:
         return None
-    for at, word in enumerate(command.argv[1:], 1):
+    for index, word in enumerate(command.argv[1:], 1):
         if word.startswith("-") and not word.startswith("--") and word.endswith("c"):
-            return command.argv[at + 1] if at + 1 < len(command.argv) else None
+            return command.argv[index + 1] if index + 1 < len(command.argv) else None
         if not word.startswith("-"):
             return None
     return command.body or None
@@ -316,8 +316,8 @@ def set_result(call: LoggedCall, text: str, error: bool, marked: bool) -> None:
     elif head.startswith(_INTERRUPTED) or tail.endswith(_INTERRUPTED_END):
         call.interrupted = True
     else:
-        bad = not marked and (head.startswith(_FAILED) or tail.endswith(_FAILED_END))
-        call.failed = error or bad or bool(call.code)
+        looks_failed = not marked and (head.startswith(_FAILED) or tail.endswith(_FAILED_END))
+        call.failed = error or looks_failed or bool(call.code)
 
 
 def _code(text: str) -> int | None:
@@ -353,8 +353,8 @@ def calls_in_text(format: str, answer: str, after: Iterable[Message]) -> list[Lo
 def _fenced(answer: str) -> list[LoggedCall]:
     parts = answer.split("```")
     closed = len(parts) - 2
-    for at in range(closed - (closed + 1) % 2, 0, -2):
-        language, _, script = parts[at].partition("\n")
+    for index in range(closed - (closed + 1) % 2, 0, -2):
+        language, _, script = parts[index].partition("\n")
         if language.strip() in _LANGUAGES:
             return [LoggedCall("bash", {"command": script})]
     return []
@@ -363,11 +363,11 @@ def _fenced(answer: str) -> list[LoggedCall]:
 def _functions(answer: str) -> list[LoggedCall]:
     """Return the last call written as `<function=name><parameter=key>value</parameter></function>`."""
     inside = answer.rpartition("<function=")[2] if "<function=" in answer else ""
-    name, closed, rest = inside.partition(">")
+    name, closed, body = inside.partition(">")
     if not closed:
         return []
     fields: dict[str, Any] = {}
-    for part in rest.split("<parameter=")[1:]:
+    for part in body.split("<parameter=")[1:]:
         key, _, value = part.partition(">")
         fields[key] = value.rpartition("</parameter>")[0].strip("\n")
     return [LoggedCall(name, fields)]

@@ -28,16 +28,16 @@ _NUMBERED = re.compile(r"^:(?:start_line|end_line):")
 class FileChange(Struct):
     """What a call did to one file. `removed` and `added` count its lines, without indentation.
 
-    `whole`: the file now consists of the added lines. `gone`: it was deleted. `opaque`: the log does not show what
-    was changed. `ends`: the first and last removed line, which may be partial lines.
+    `replaces_file`: the file now consists of the added lines. `is_deleted`: it was deleted. `is_opaque`: the log
+    does not show what was changed. `ends`: the first and last removed line, which may be partial lines.
     """
 
     path: str
     removed: LineCounts = field(default_factory=Counter[str])
     added: LineCounts = field(default_factory=Counter[str])
-    whole: bool = False
-    gone: bool = False
-    opaque: bool = False
+    replaces_file: bool = False
+    is_deleted: bool = False
+    is_opaque: bool = False
     ends: tuple[str, ...] = ()
 
 
@@ -58,24 +58,24 @@ def _lines(text: Any) -> list[str]:
 
 
 def _replaced(path: str, old: Any, new: Any) -> FileChange:
-    before, after = _lines(old), _lines(new)
-    removed, added = Counter(before), Counter(after)
-    ends = (before[0], before[-1]) if before else ()
+    old_lines, new_lines = _lines(old), _lines(new)
+    removed, added = Counter(old_lines), Counter(new_lines)
+    ends = (old_lines[0], old_lines[-1]) if old_lines else ()
     return FileChange(path, removed - added, added - removed, ends=tuple(end for end in ends if end not in added))
 
 
-def _joined(path: str, parts: list[FileChange]) -> list[FileChange]:
-    if not parts:
+def _joined(path: str, changes: list[FileChange]) -> list[FileChange]:
+    if not changes:
         return []
-    whole = FileChange(path)
-    for part in parts:
+    joined = FileChange(path)
+    for change in changes:
         # A later part may remove lines that an earlier part added.
-        remaining = whole.added - part.removed
-        whole.removed += part.removed - whole.added
-        whole.added = remaining + part.added
-        whole.ends += part.ends
-        whole.opaque = whole.opaque or part.opaque
-    return [whole]
+        remaining = joined.added - change.removed
+        joined.removed += change.removed - joined.added
+        joined.added = remaining + change.added
+        joined.ends += change.ends
+        joined.is_opaque = joined.is_opaque or change.is_opaque
+    return [joined]
 
 
 _PATHS = ("file_path", "path", "notebook_path", "filePath", "target_file", "filename", "absolute_path")
@@ -86,17 +86,17 @@ def _path(arguments: dict[str, Any]) -> str:
 
 
 def _opaque(arguments: dict[str, Any]) -> list[FileChange]:
-    return [FileChange(_path(arguments), opaque=True)]
+    return [FileChange(_path(arguments), is_opaque=True)]
 
 
-def _written(path: str, content: Any, *, whole: bool = True) -> list[FileChange]:
-    """Return the change that writes a file (or, without `whole`, inserts a part).
+def _written(path: str, content: Any, *, replaces_file: bool = True) -> list[FileChange]:
+    """Return the change that writes a file (or, without `replaces_file`, inserts a part).
 
     Opaque if `content` is not a string.
     """
     if not isinstance(content, str):
-        return [FileChange(path, opaque=True)]
-    return [FileChange(path, added=Counter(_lines(content)), whole=whole)]
+        return [FileChange(path, is_opaque=True)]
+    return [FileChange(path, added=Counter(_lines(content)), replaces_file=replaces_file)]
 
 
 def _edit(arguments: dict[str, Any]) -> list[FileChange]:
@@ -105,14 +105,14 @@ def _edit(arguments: dict[str, Any]) -> list[FileChange]:
     if old is None and new is None:
         return _opaque(arguments)
     if old == "":
-        return [FileChange(_path(arguments), added=Counter(_lines(new)), whole=True)]
+        return [FileChange(_path(arguments), added=Counter(_lines(new)), replaces_file=True)]
     return [_replaced(_path(arguments), old, new)]
 
 
 def _multi(arguments: dict[str, Any]) -> list[FileChange]:
     path = _path(arguments)
-    parts = [_edit({**mapping(one), "file_path": path})[0] for one in items(arguments.get("edits"))]
-    return _joined(path, parts) or _opaque(arguments)
+    changes = [_edit({**mapping(edit), "file_path": path})[0] for edit in items(arguments.get("edits"))]
+    return _joined(path, changes) or _opaque(arguments)
 
 
 def _write(arguments: dict[str, Any]) -> list[FileChange]:
@@ -124,8 +124,8 @@ def _notebook(arguments: dict[str, Any]) -> list[FileChange]:
     path = f"{_path(arguments)}#{arguments.get('cell_id') or arguments.get('cell_number') or ''}"
     mode = arguments.get("edit_mode")
     if mode == "delete":
-        return [FileChange(path, gone=True)]
-    return _written(path, arguments.get("new_source"), whole=mode != "insert")
+        return [FileChange(path, is_deleted=True)]
+    return _written(path, arguments.get("new_source"), replaces_file=mode != "insert")
 
 
 def _editor(arguments: dict[str, Any]) -> list[FileChange]:
@@ -142,7 +142,7 @@ def _editor(arguments: dict[str, Any]) -> list[FileChange]:
 
 
 def _insert(arguments: dict[str, Any]) -> list[FileChange]:
-    return _written(_path(arguments), arguments.get("content", arguments.get("text")), whole=False)
+    return _written(_path(arguments), arguments.get("content", arguments.get("text")), replaces_file=False)
 
 
 def _blocks(arguments: dict[str, Any]) -> list[FileChange]:
@@ -151,7 +151,7 @@ def _blocks(arguments: dict[str, Any]) -> list[FileChange]:
     diff = arguments.get("diff")
     if not isinstance(diff, str):
         return _opaque(arguments)
-    parts: list[FileChange] = []
+    changes: list[FileChange] = []
     old: list[str] = []
     new: list[str] = []
     side: list[str] | None = None
@@ -163,11 +163,11 @@ def _blocks(arguments: dict[str, Any]) -> list[FileChange]:
         elif side is old and _DIVIDE.match(line):
             side = new
         elif side is new and _REPLACE.match(line):
-            parts.append(_replaced(path, "\n".join(old), "\n".join(new)))
+            changes.append(_replaced(path, "\n".join(old), "\n".join(new)))
             side = None
         elif not _NUMBERED.match(line) and line != "-------":
             side.append(line)
-    return _joined(path, parts) or _opaque(arguments)
+    return _joined(path, changes) or _opaque(arguments)
 
 
 def _patch_call(arguments: dict[str, Any]) -> list[FileChange]:
@@ -194,7 +194,9 @@ def _patch(text: str) -> list[FileChange]:
         header = _HUNK.match(line.rstrip("\r")) if line.startswith("*** ") else None
         if header is not None and not header[3]:
             close()
-            changes.append(FileChange(header[2].strip(), whole=header[1] == "Add", gone=header[1] == "Delete"))
+            changes.append(
+                FileChange(header[2].strip(), replaces_file=header[1] == "Add", is_deleted=header[1] == "Delete")
+            )
         elif header is not None and changes:
             changes[-1].path = header[3].strip()  # the patch also renames the file
         elif line[:1] == "-":
@@ -221,7 +223,7 @@ _TOOLS = {
     for name in names.split()
 }
 
-_NEAR = 100
+_EDGE_LINES = 100
 """How many first and last lines of a file's edits are remembered, to recognise edits of partial lines."""
 _DELETIONS = 8
 """How many line-removing edits of a file are remembered, to recognise when they are undone."""
@@ -232,15 +234,15 @@ _NAMES = re.compile(r"[\w.+-]{1,200}\.\w{1,12}|(?:Makefile|Dockerfile)")
 _WRITES = ("write", "open(", "replace(", "dump(", "unlink", "rename(", "save")
 
 # Programs that change the files named as arguments.
-_CHANGES = frozenset((
+_CHANGING_PROGRAMS = frozenset((
     "mv", "cp", "tee", "truncate", "patch", "install", "rsync", "ln", "ed", "ex", "dd", "shred", "unlink",
     "sponge",
 ))  # fmt: skip
-_REMOVES = frozenset(["rm", "unlink", "trash", "del"])
+_REMOVING_PROGRAMS = frozenset(["rm", "unlink", "trash", "del"])
 _IN_PLACE = frozenset(["sed", "gsed", "perl", "awk", "gawk", "ruby", "yq"])
 _SCRIPTED = re.compile(r"(?:python|pypy|py|node|ruby|perl|php|deno|bun)[\d.]*(?:\.exe)?")
 _GIT_NAMED = frozenset(("checkout", "restore"))
-_HERE = re.compile(r"^(?:\./)+")
+_LEADING_DOTS = re.compile(r"^(?:\./)+")
 
 
 CHANGING = re.compile(
@@ -251,16 +253,16 @@ CHANGING = re.compile(
 
 
 class TrackedEdit(Struct):
-    """An edit of one file. `put` counts the lines that it added, `left` those that still exist.
+    """An edit of one file. `added_lines` counts the lines that it added, `remaining_lines` those that still exist.
 
-    `gone` holds the lines removed by an edit that added none. `unknown`: it cannot be known whether it survived.
+    `removed_lines` are those of an edit that added none. `unknown`: it cannot be known whether it survived.
     `age` is the number of commits made before it.
     """
 
     path: str
-    put: int = 0
-    left: int = 0
-    gone: LineCounts | None = None
+    added_lines: int = 0
+    remaining_lines: int = 0
+    removed_lines: LineCounts | None = None
     undone: bool = False
     unknown: bool = False
     age: int = 0
@@ -270,7 +272,7 @@ class TrackedEdit(Struct):
         """Whether at least half of the added lines still exist, or None if unknown."""
         if self.unknown:
             return None
-        return not self.undone and self.left * 2 >= self.put
+        return not self.undone and self.remaining_lines * 2 >= self.added_lines
 
 
 class _TrackedFile(Struct):
@@ -298,14 +300,14 @@ class FileTracker:
         path = _normal(change.path)
         file = self._files.get(path)
         if file is None:
-            file = self._files[path] = _TrackedFile([], {}, deque(maxlen=_NEAR), [])
+            file = self._files[path] = _TrackedFile([], {}, deque(maxlen=_EDGE_LINES), [])
             self._named.setdefault(path.rpartition("/")[2].partition("#")[0], []).append(path)
-        edit = TrackedEdit(path, unknown=change.opaque or not path, age=self._commits)
-        if change.opaque:
+        edit = TrackedEdit(path, unknown=change.is_opaque or not path, age=self._commits)
+        if change.is_opaque:
             self._doubt(file)
-        elif change.gone:
+        elif change.is_deleted:
             self._forget(file)
-        elif change.whole:
+        elif change.replaces_file:
             self._overwrite(file, change.added)
         else:
             self._take(file, change)
@@ -317,19 +319,19 @@ class FileTracker:
         """Apply what a shell command may have done to edited files."""
         if not self._files or not (command.argv or command.writes):
             return
-        program, rest = command.program, command.argv[1:]
+        program, arguments = command.program, command.argv[1:]
         if program == "git":
-            self._git([word for word in rest if not word.startswith("-")], rest)
-        elif program in _REMOVES:
-            for path in self._matching(rest):
+            self._git([word for word in arguments if not word.startswith("-")], arguments)
+        elif program in _REMOVING_PROGRAMS:
+            for path in self._matching(arguments):
                 self._forget(self._files[path])
-        elif program in _CHANGES:
+        elif program in _CHANGING_PROGRAMS:
             # The source of a copy or link stays as it is, so only the target is in doubt.
-            self._doubt_named(rest[-1:] if program in ("cp", "install", "rsync", "ln") else rest)
-        elif program in _IN_PLACE and any(word.startswith("-") and "i" in word for word in rest):
-            self._doubt_named(rest)
+            self._doubt_named(arguments[-1:] if program in ("cp", "install", "rsync", "ln") else arguments)
+        elif program in _IN_PLACE and any(word.startswith("-") and "i" in word for word in arguments):
+            self._doubt_named(arguments)
         elif _SCRIPTED.fullmatch(program):
-            script = command.body or next((word for flag, word in pairwise(rest) if flag in ("-c", "-e")), "")
+            script = command.body or next((word for flag, word in pairwise(arguments) if flag in ("-c", "-e")), "")
             if any(sign in script for sign in _WRITES):
                 self._doubt_named(_NAMES.findall(script))
         self._doubt_named(command.writes)
@@ -343,30 +345,32 @@ class FileTracker:
         """Record a commit: restoring files to it will not undo earlier edits."""
         self._commits += 1
 
-    def _git(self, plain: Sequence[str], rest: Sequence[str]) -> None:
-        action = plain[0] if plain else ""
+    def _git(self, operands: Sequence[str], arguments: Sequence[str]) -> None:
+        action = operands[0] if operands else ""
         if action in _GIT_NAMED:
-            if ("--staged" in rest and "--worktree" not in rest) or not {"-b", "-B", "-c"}.isdisjoint(rest):
+            if ("--staged" in arguments and "--worktree" not in arguments) or not {"-b", "-B", "-c"}.isdisjoint(
+                arguments
+            ):
                 return
-            matches = self._matching(plain[1:])
+            matches = self._matching(operands[1:])
             for path in matches:
                 self._reset(self._files[path])
-            for word in plain[1:] if not matches else ():
-                within = f"/{_normal(word).strip('/')}/"
+            for word in operands[1:] if not matches else ():
+                directory = f"/{_normal(word).strip('/')}/"
                 for path, file in self._files.items():
-                    if word == "." or within in f"/{path}":
+                    if word == "." or directory in f"/{path}":
                         self._reset(file)
-        elif action == "reset" and "--hard" in rest:
-            self._doubt_all(committed=plain[1:2] not in ([], ["HEAD"]))
-        elif action == "clean" or (action == "stash" and (plain[1:2] or ["push"])[0] in ("push", "save")):
+        elif action == "reset" and "--hard" in arguments:
+            self._doubt_all(committed=operands[1:2] not in ([], ["HEAD"]))
+        elif action == "clean" or (action == "stash" and (operands[1:2] or ["push"])[0] in ("push", "save")):
             self._doubt_all(committed=False)
-        elif action == "revert" or (action == "apply" and not {"-R", "--reverse"}.isdisjoint(rest)):
+        elif action == "revert" or (action == "apply" and not {"-R", "--reverse"}.isdisjoint(arguments)):
             self._doubt_all(committed=True)
-        elif action == "rm" and "--cached" not in rest:
-            for path in self._matching(plain[1:]):
+        elif action == "rm" and "--cached" not in arguments:
+            for path in self._matching(operands[1:]):
                 self._forget(self._files[path])
         elif action == "mv":
-            self._doubt_named(plain[1:])
+            self._doubt_named(operands[1:])
 
     def _matching(self, names: Sequence[str]) -> list[str]:
         """Return the edited files that one of these arguments names."""
@@ -417,30 +421,32 @@ class FileTracker:
         file.edges.clear()
         file.deletions.clear()
 
-    def _overwrite(self, file: _TrackedFile, now: LineCounts) -> None:
+    def _overwrite(self, file: _TrackedFile, new_lines: LineCounts) -> None:
         for line in list(file.owners):
             owners = file.owners[line]
-            while len(owners) > now[line]:
-                owners.pop().left -= 1
+            while len(owners) > new_lines[line]:
+                owners.pop().remaining_lines -= 1
             if not owners:
                 del file.owners[line]
         for edit in file.edits:
             # In an emptied file no edit survives, even one that was unknown before.
-            if edit.unknown and not now:
+            if edit.unknown and not new_lines:
                 edit.undone, edit.unknown = True, False
 
     def _take(self, file: _TrackedFile, change: FileChange) -> None:
         for line, count in change.removed.items():
             owners = file.owners.get(line, [])
             for _ in range(min(count, len(owners))):
-                owners.pop().left -= 1
+                owners.pop().remaining_lines -= 1
             if not owners:
                 file.owners.pop(line, None)
-        for part in change.ends:
-            self._take_part(file, part)
+        for partial_line in change.ends:
+            self._take_part(file, partial_line)
         if file.deletions:
             for edit in file.deletions:
-                edit.undone = edit.undone or (edit.gone is not None and not edit.gone - change.added)
+                edit.undone = edit.undone or (
+                    edit.removed_lines is not None and not edit.removed_lines - change.added
+                )
             file.deletions = [edit for edit in file.deletions if not edit.undone]
 
     def _take_part(self, file: _TrackedFile, part: str) -> None:
@@ -448,29 +454,29 @@ class FileTracker:
         if not _SHORTEST_PART <= len(part) <= _LONGEST_PART:
             return
         for line, edit in reversed(file.edges):
-            within = part in line or (len(line) >= _SHORTEST_PART and line in part)
+            contains = part in line or (len(line) >= _SHORTEST_PART and line in part)
             owners = file.owners.get(line)
-            if within and line != part and owners and owners[-1] is edit:
+            if contains and line != part and owners and owners[-1] is edit:
                 owners.pop()
-                edit.left -= 1
+                edit.remaining_lines -= 1
                 if not owners:
                     del file.owners[line]
                 return
 
     def _put(self, file: _TrackedFile, edit: TrackedEdit, change: FileChange) -> None:
-        if change.opaque or change.gone:
+        if change.is_opaque or change.is_deleted:
             return
         if not change.added and change.removed:
-            edit.gone = change.removed
+            edit.removed_lines = change.removed
             file.deletions.append(edit)
             del file.deletions[:-_DELETIONS]
         for line, count in change.added.items():
             owners = file.owners.setdefault(line, [])
-            new = max(count - len(owners), 0) if change.whole else count
-            owners.extend([edit] * new)
-            edit.put += new
-            edit.left += new
-        if not change.whole and change.added:
+            new_count = max(count - len(owners), 0) if change.replaces_file else count
+            owners.extend([edit] * new_count)
+            edit.added_lines += new_count
+            edit.remaining_lines += new_count
+        if not change.replaces_file and change.added:
             added = list(change.added)
             for line in {added[0], added[-1]}:
                 if len(line) <= _LONGEST_PART:
@@ -478,7 +484,7 @@ class FileTracker:
 
 
 def _normal(path: str) -> str:
-    return _HERE.sub("", path.replace("\\", "/"))
+    return _LEADING_DOTS.sub("", path.replace("\\", "/"))
 
 
 def count_survived(edits: Sequence[TrackedEdit]) -> int | None:

@@ -151,8 +151,8 @@ def queued_prompts(result: str) -> list[str]:
 def feedback(text: str) -> Literal["positive", "negative"] | None:
     """Return how the user's message judges what was done before it, or None if it does not say so plainly."""
     text = text.lstrip()
-    if own := _OWN_REMINDERS.match(text):
-        text = text[own.end() :]  # reminders that were sent in front of the user's text
+    if reminders := _OWN_REMINDERS.match(text):
+        text = text[reminders.end() :]  # reminders that were sent in front of the user's text
     message = text[: _LONGEST + 1]
     if _UNDO_COMMANDS.match(message):
         return "negative"
@@ -172,8 +172,8 @@ def feedback(text: str) -> Literal["positive", "negative"] | None:
     if praise is None:
         return None
     # Praise that is taken back does not count: "great, but it still fails".
-    rest = opening[praise.end() :]
-    if but := _CONTRAST.search(rest):
-        after = rest[but.end() :].lstrip(" ,:")
-        return "negative" if _NEGATIVE.match(after) else None
+    remainder = opening[praise.end() :]
+    if contrast := _CONTRAST.search(remainder):
+        contrasted = remainder[contrast.end() :].lstrip(" ,:")
+        return "negative" if _NEGATIVE.match(contrasted) else None
     return "positive"

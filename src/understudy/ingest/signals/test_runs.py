@@ -115,10 +115,10 @@ def result_from_output(text: str) -> SuiteResult | None:
         if sign not in tail:
             continue
         for match in pattern.finditer(tail):
-            if (ended := judge(match)) is not None:
-                results.add(ended)
-                if ended == "failed":
-                    return ended
+            if (result := judge(match)) is not None:
+                results.add(result)
+                if result == "failed":
+                    return result
     return "passed" if results else None
 
 
@@ -189,8 +189,8 @@ def _result_of(call: LoggedCall) -> SuiteResult | None:
     script = call.script
     if not any(sign in script for sign in _SCRIPT_WORDS):
         return None
-    run = [(at, command) for at, command in enumerate(call.shell()) if runs_tests(command)]
-    if not run:
+    test_commands = [(index, command) for index, command in enumerate(call.shell()) if runs_tests(command)]
+    if not test_commands:
         return None
     reported = result_from_output(call.text or "")
     if reported is not None:
@@ -198,32 +198,32 @@ def _result_of(call: LoggedCall) -> SuiteResult | None:
     text = (call.text or "")[-TAIL:]
     if call.code is None or call.code in _CUT_SHORT or any(sign in text for sign in _NOT_RUN):
         return None
-    at, command = run[-1]
-    if any(_file_of(one) for _, one in run) and call.code == 0:
+    index, command = test_commands[-1]
+    if any(_file_of(test_command) for _, test_command in test_commands) and call.code == 0:
         return None  # a test script may print that it failed and still exit with 0
-    return _by_code(call.code, command, call.shell()[at + 1 :])
+    return _by_code(call.code, command, call.shell()[index + 1 :])
 
 
-def _by_code(code: int, command: ShellCommand, after: list[ShellCommand]) -> SuiteResult | None:
+def _by_code(code: int, command: ShellCommand, later_commands: list[ShellCommand]) -> SuiteResult | None:
     """Derive the result of a test command from the exit code of the whole command line; None if unclear."""
     if command.program in ("pytest", "py.test") and code in (4, 5):
         return None  # pytest was called wrongly, or found no test
-    if all(one.ends == "&&" for one in (command, *after[:-1])) and after:
+    if all(joined_command.ends == "&&" for joined_command in (command, *later_commands[:-1])) and later_commands:
         return "passed" if code == 0 else None
-    return None if after else "passed" if code == 0 else "failed"
+    return None if later_commands else "passed" if code == 0 else "failed"
 
 
 def runs_tests(command: ShellCommand) -> bool:
     """Return whether a simple command runs tests."""
-    program, rest = command.program, command.argv[1:]
-    if not command.argv or _idle(program, rest):
+    program, arguments = command.program, command.argv[1:]
+    if not command.argv or _idle(program, arguments):
         return False
     if program in _TEST_PROGRAMS:
-        return program != "cypress" or "run" in rest
+        return program != "cypress" or "run" in arguments
     if _PYTHON.fullmatch(program):
-        return _python(rest)
-    if program == "php" and rest:
-        program, rest = rest[0].rpartition("/")[2], rest[1:]
+        return _python(arguments)
+    if program == "php" and arguments:
+        program, arguments = arguments[0].rpartition("/")[2], arguments[1:]
         if program in _TEST_PROGRAMS:
             return True
     subcommands = _SUBCOMMANDS.get(program)
@@ -231,48 +231,48 @@ def runs_tests(command: ShellCommand) -> bool:
         # Commands such as `bundle exec rspec` were reduced to the test program before.
         return False
     if program.startswith("gradle"):
-        return any(_GRADLE_TASK.fullmatch(word) for word in rest)
+        return any(_GRADLE_TASK.fullmatch(word) for word in arguments)
     if program.startswith("mvn") or program in ("make", "gmake", "xcodebuild", "bazel", "lein", "sbt"):
-        return any(word in subcommands for word in rest)
-    plain = [word for word in rest if not word.startswith(("-", "+", "@")) or word in subcommands]
-    if program in _SCRIPTS and plain[:1] in (["run"], ["run-script"]):
-        script = plain[1].rpartition(":")[2] if program == "hatch" and len(plain) > 1 else "".join(plain[1:2])
+        return any(word in subcommands for word in arguments)
+    words = [word for word in arguments if not word.startswith(("-", "+", "@")) or word in subcommands]
+    if program in _SCRIPTS and words[:1] in (["run"], ["run-script"]):
+        script = words[1].rpartition(":")[2] if program == "hatch" and len(words) > 1 else "".join(words[1:2])
         return script in _TEST_PROGRAMS or _TEST_SCRIPT.fullmatch(script) is not None
-    if program in ("npm", "pnpm", "yarn", "bun") and plain and plain[0] in _TEST_PROGRAMS:
+    if program in ("npm", "pnpm", "yarn", "bun") and words and words[0] in _TEST_PROGRAMS:
         return True
-    if program in ("yarn", "pnpm", "just", "task", "rake") and plain and _TEST_SCRIPT.fullmatch(plain[0]):
-        return plain[0] not in ("check", "unit") or plain[0] in subcommands
-    if any(word in subcommands for word in plain[:1]):
+    if program in ("yarn", "pnpm", "just", "task", "rake") and words and _TEST_SCRIPT.fullmatch(words[0]):
+        return words[0] not in ("check", "unit") or words[0] in subcommands
+    if any(word in subcommands for word in words[:1]):
         return True
     # An option with a value may come before the subcommand: `npm --prefix web test`.
-    valued = program in ("npm", "pnpm", "yarn") and len(plain) > 1 and plain[1] in subcommands
-    return valued and plain[0] not in ("install", "add", "i", "remove", "ls", "view", "run")
+    has_option_first = program in ("npm", "pnpm", "yarn") and len(words) > 1 and words[1] in subcommands
+    return has_option_first and words[0] not in ("install", "add", "i", "remove", "ls", "view", "run")
 
 
-def _idle(program: str, rest: list[str]) -> bool:
+def _idle(program: str, arguments: list[str]) -> bool:
     ambiguous = _MAY_BE_MORE if program not in ("tox", "ctest", "nox", "go") else frozenset(("-h", "-V"))
-    only_builds = program == "go" and "-c" in rest
+    only_builds = program == "go" and "-c" in arguments
     return (
         only_builds
-        or any(word in _IDLE and word not in ambiguous for word in rest)
-        or rest[-1:] in (["-h"], ["-V"])
+        or any(word in _IDLE and word not in ambiguous for word in arguments)
+        or arguments[-1:] in (["-h"], ["-V"])
     )
 
 
-def _python(rest: list[str]) -> bool:
-    at = 0
-    while at < len(rest) and rest[at].startswith("-") and rest[at] not in ("-m", "-c"):
-        at += 2 if rest[at] in ("-W", "-X") else 1
-    if rest[at : at + 1] == ["-m"] and at + 1 < len(rest):
-        module = rest[at + 1]
+def _python(arguments: list[str]) -> bool:
+    index = 0
+    while index < len(arguments) and arguments[index].startswith("-") and arguments[index] not in ("-m", "-c"):
+        index += 2 if arguments[index] in ("-W", "-X") else 1
+    if arguments[index : index + 1] == ["-m"] and index + 1 < len(arguments):
+        module = arguments[index + 1]
         if module == "coverage":
-            return any(word in _MODULES for word in rest[at + 2 :])
-        return module in _MODULES and (module != "django" or "test" in rest)
-    if at >= len(rest) or rest[at] == "-c":
+            return any(word in _MODULES for word in arguments[index + 2 :])
+        return module in _MODULES and (module != "django" or "test" in arguments)
+    if index >= len(arguments) or arguments[index] == "-c":
         return False
-    name = rest[at].rpartition("/")[2]
+    name = arguments[index].rpartition("/")[2]
     if name in ("manage.py", "setup.py"):
-        return "test" in rest[at + 1 : at + 3]
+        return "test" in arguments[index + 1 : index + 3]
     return name in _TEST_PROGRAMS or _TEST_FILE.fullmatch(name) is not None
 
 
