@@ -11,7 +11,7 @@ from understudy.errors import ConfigError
 
 _SCHEME = re.compile(r"postgres(?:ql)?://")
 _QUERY = re.compile(r"\?(?=[\w%]+=)")
-_SHORT = 4
+_SHORT_PASSWORD = 4
 _AROUND_PASSWORDS = (('"', '"'), ("'", "'"), (":", "@"), ("password=", ""))
 _SECRET_PARAMETERS = ("password", "sslpassword")
 
@@ -23,24 +23,27 @@ class StoreUrl:
         """Parse a URL. Raises ConfigError if it is not a PostgreSQL URL."""
         if not (scheme := _SCHEME.match(url)):
             # Only the scheme is shown: the rest may hold a password.
-            begins = url.partition("://")[0][:20] if "://" in url else ""
+            shown_scheme = url.partition("://")[0][:20] if "://" in url else ""
             raise ConfigError(
-                f"invalid database URL: its scheme is {begins!r}, expected postgresql; give one like "
+                f"invalid database URL: its scheme is {shown_scheme!r}, expected postgresql; give one like "
                 "postgresql://USER@HOST:PORT/DATABASE"
             )
         self.secret_url = url
         body, *query = _QUERY.split(url[scheme.end() :], maxsplit=1)
-        user, at, database = body.rpartition("@")
-        name, _, password = user.partition(":")
+        credentials, separator, database = body.rpartition("@")
+        name, _, password = credentials.partition(":")
         parameters = query[0].split("&") if query else []
-        secret = [
+        secret_parameters = [
             parameter
             for parameter in parameters
             if unquote(parameter.partition("=")[0]).lower() in _SECRET_PARAMETERS
         ]
-        self._passwords = [unquote(password), *(unquote(parameter.partition("=")[2]) for parameter in secret)]
-        query_text = "&".join(parameter for parameter in parameters if parameter not in secret)
-        self._text = f"postgresql://{name}{at}{database}{'?' if query_text else ''}{query_text}"
+        self._passwords = [
+            unquote(password),
+            *(unquote(parameter.partition("=")[2]) for parameter in secret_parameters),
+        ]
+        query_text = "&".join(parameter for parameter in parameters if parameter not in secret_parameters)
+        self._text = f"postgresql://{name}{separator}{database}{'?' if query_text else ''}{query_text}"
 
     def __str__(self) -> str:
         return self._text
@@ -68,12 +71,12 @@ class StoreUrl:
         """
         text = text.replace(self.secret_url, self._text)
         for password in filter(None, self._passwords):
-            for form in {password, quote(password, safe="")}:
-                if len(password) >= _SHORT:
-                    text = text.replace(form, "***")
+            for spelling in {password, quote(password, safe="")}:
+                if len(password) >= _SHORT_PASSWORD:
+                    text = text.replace(spelling, "***")
                     continue
-                for before, after in _AROUND_PASSWORDS:
-                    text = text.replace(f"{before}{form}{after}", f"{before}***{after}")
+                for opening, closing in _AROUND_PASSWORDS:
+                    text = text.replace(f"{opening}{spelling}{closing}", f"{opening}***{closing}")
         return text
 
 

@@ -84,7 +84,7 @@ class AskRepository(Repository):
     def put_replay(self, context: WriteContext, replay_id: str, config: Mapping[str, Any]) -> None:
         """Store a replay, or replace its configuration."""
         column = json_column(encode, dict(config), f"the configuration of replay {replay_id}")
-        _put(context, replays, replay_id, {"config": column}, {"created_at": time.time()})
+        _upsert(context, replays, replay_id, {"config": column}, {"created_at": time.time()})
 
     def replay(self, replay_id: str) -> StoredReplay | None:
         """Return the replay with this name, or None."""
@@ -103,7 +103,7 @@ class AskRepository(Repository):
         """
         values = msgspec.structs.asdict(ask) | {"error": error_column(ask.error)}
         del values["id"]
-        _put(context, asks, ask.id, values, {})
+        _upsert(context, asks, ask.id, values, {})
 
     def find(self, ask_ids: Iterable[str]) -> dict[str, StoredAsk]:
         """Return those of these asks that exist, by id."""
@@ -157,9 +157,9 @@ class AskRepository(Repository):
             return {row.session_id: row.id for row in connection.execute(query)}
 
 
-def _put(
-    context: WriteContext, table: Table, key: str, values: Mapping[str, Any], first: Mapping[str, Any]
+def _upsert(
+    context: WriteContext, table: Table, key: str, values: Mapping[str, Any], inserted_values: Mapping[str, Any]
 ) -> None:
-    """Update the row with this id, or insert it; only an insert also sets the values of `first`."""
+    """Update the row with this id, or insert it; only an insert also sets `inserted_values`."""
     if context.connection.execute(update(table).where(table.c.id == key).values(values)).rowcount == 0:
-        context.connection.execute(insert(table).values({"id": key, **values, **first}))
+        context.connection.execute(insert(table).values({"id": key, **values, **inserted_values}))

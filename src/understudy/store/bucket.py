@@ -75,7 +75,9 @@ _HINTS: Final = {
 }
 """Maps an error code of the server to an explanation with a remedy."""
 
-_PASSING: Final = frozenset({"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling"})
+_TEMPORARY_CODES: Final = frozenset(
+    {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling"}
+)
 
 
 class BucketSetting(Struct, frozen=True, kw_only=True):
@@ -91,8 +93,8 @@ class BucketSetting(Struct, frozen=True, kw_only=True):
     store_id: str
 
     def __str__(self) -> str:
-        where = f" at {self.endpoint_url}" if self.endpoint_url else ""
-        return f"s3://{self.bucket}/{self.keys_prefix}{where}"
+        server = f" at {self.endpoint_url}" if self.endpoint_url else ""
+        return f"s3://{self.bucket}/{self.keys_prefix}{server}"
 
     @property
     def keys_prefix(self) -> str:
@@ -156,42 +158,42 @@ class Bucket:
 
         Raises BucketUnavailable if the server is away, which a caller may wait for, and StoreError.
         """
-        self._for_each(self._put, list(contents.items()))
+        self._for_each(self._write_object, list(contents.items()))
 
     def read(self, digests: Sequence[bytes]) -> list[bytes]:
         """Return objects by the hashes of their contents. Raises StoreError, also if one is missing."""
-        return self._for_each(self._get, digests)
+        return self._for_each(self._read_object, digests)
 
     def objects(self) -> Iterator[list[StoredObject]]:
         """Yield the objects of the store, ordered by hash. Raises StoreError."""
-        start, last = len(self.setting.keys_prefix), b""
-        where = {"Bucket": self.setting.bucket, "Prefix": self.setting.keys_prefix}
+        start, last_digest = len(self.setting.keys_prefix), b""
+        request = {"Bucket": self.setting.bucket, "Prefix": self.setting.keys_prefix}
         while True:
             # Not boto3's paginator, which ends without an error when it is asked again after one.
-            page = self._waiting(lambda: self._client().list_objects_v2(**where), "")
+            page = self._waiting(lambda: self._client().list_objects_v2(**request), "")
             # Ages by the server's clock: this machine's may be wrong.
-            sent = page["ResponseMetadata"]["HTTPHeaders"].get("date")
-            now = parsedate_to_datetime(sent).timestamp() if sent else time.time()
+            server_date = page["ResponseMetadata"]["HTTPHeaders"].get("date")
+            server_time = parsedate_to_datetime(server_date).timestamp() if server_date else time.time()
             listed = [
-                StoredObject(bytes.fromhex(name), item["Size"], now - item["LastModified"].timestamp())
+                StoredObject(bytes.fromhex(name), item["Size"], server_time - item["LastModified"].timestamp())
                 for item in page.get("Contents", ())
                 if _HASH.fullmatch(name := item["Key"][start:])
             ]
             for content in listed:
-                if content.digest <= last:
+                if content.digest <= last_digest:
                     raise StoreError(
                         f"{self.setting}: the server does not list objects in the order of their keys (directory "
                         "buckets do not); use a general purpose bucket"
                     )
-                last = content.digest
+                last_digest = content.digest
             yield listed
             if not page["IsTruncated"]:
                 return
-            where["ContinuationToken"] = page["NextContinuationToken"]
+            request["ContinuationToken"] = page["NextContinuationToken"]
 
     def delete(self, digests: Iterable[bytes]) -> None:
         """Delete objects. Raises StoreError."""
-        self._for_each(self._delete, list(digests))
+        self._for_each(self._delete_object, list(digests))
 
     def check(self) -> None:
         """Check that the bucket is there and that its server accepts the credentials. Raises StoreError."""
@@ -201,19 +203,21 @@ class Bucket:
         """Return the name of an object for error messages."""
         return f"{self.setting.keys_prefix}{digest.hex()} of the bucket {self.setting.bucket}"
 
-    def _put(self, content: tuple[bytes, bytes]) -> None:
+    def _write_object(self, content: tuple[bytes, bytes]) -> None:
         digest, data = content
         checksum = b64encode(md5(data, usedforsecurity=False).digest()).decode()
-        with_key = self._of(digest)
-        self._translated(lambda: self._client().put_object(**with_key, Body=data, ContentMD5=checksum), digest)
+        location = self._location(digest)
+        self._with_store_errors(
+            lambda: self._client().put_object(**location, Body=data, ContentMD5=checksum), digest
+        )
 
-    def _get(self, digest: bytes) -> bytes:
-        return self._waiting(lambda: self._client().get_object(**self._of(digest))["Body"].read(), digest)
+    def _read_object(self, digest: bytes) -> bytes:
+        return self._waiting(lambda: self._client().get_object(**self._location(digest))["Body"].read(), digest)
 
-    def _delete(self, digest: bytes) -> None:
-        self._waiting(lambda: self._client().delete_object(**self._of(digest)), digest)
+    def _delete_object(self, digest: bytes) -> None:
+        self._waiting(lambda: self._client().delete_object(**self._location(digest)), digest)
 
-    def _of(self, digest: bytes) -> dict[str, str]:
+    def _location(self, digest: bytes) -> dict[str, str]:
         return {"Bucket": self.setting.bucket, "Key": f"{self.setting.keys_prefix}{digest.hex()}"}
 
     def _for_each(self, request: Callable[[Any], T], arguments: Sequence[Any]) -> list[T]:
@@ -225,16 +229,16 @@ class Bucket:
     def _waiting(self, request: Callable[[], T], digest: bytes | str) -> T:
         """Run a request; while the server is away, again and again."""
         return repeat_for(
-            partial(self._translated, request, digest),
+            partial(self._with_store_errors, request, digest),
             lambda error: self._outage_s if isinstance(error, BucketUnavailable) else 0.0,
         )
 
-    def _translated(self, request: Callable[[], T], digest: bytes | str) -> T:
+    def _with_store_errors(self, request: Callable[[], T], digest: bytes | str) -> T:
         """Run a request. Raises a StoreError that says what happened to which object, and what to do next."""
         import botocore.exceptions as errors
 
-        what = self.name(digest) if isinstance(digest, bytes) else f"the bucket {self.setting.bucket}"
-        what += f" at {self.setting.endpoint_url}" if self.setting.endpoint_url else ""
+        target = self.name(digest) if isinstance(digest, bytes) else f"the bucket {self.setting.bucket}"
+        target += f" at {self.setting.endpoint_url}" if self.setting.endpoint_url else ""
         try:
             return request()
         except errors.ClientError as error:
@@ -246,28 +250,29 @@ class Bucket:
             code = {"403": "AccessDenied", "404": "NoSuchBucket"}.get(code, code)
             if code == "NoSuchKey":
                 raise StoreError(
-                    f"{what} is missing, so a content of the store is lost; restore the object from a version or "
-                    "a copy of the bucket, or the store from a copy"
+                    f"{target} is missing, so a content of the store is lost; restore the object from a version "
+                    "or a copy of the bucket, or the store from a copy"
                 ) from error
-            if code in _PASSING or status >= 500 or status == 429:
+            if code in _TEMPORARY_CODES or status >= 500 or status == 429:
                 raise BucketUnavailable(
-                    f"{what}: the server is not available now; check it, then run the same command again ({text})"
+                    f"{target}: the server is not available now; check it, then run the same command again "
+                    f"({text})"
                 ) from error
             hint = _HINTS.get(code, "the server refused the request; check the bucket and its settings")
-            raise StoreError(f"{what}: {hint} ({text})") from error
+            raise StoreError(f"{target}: {hint} ({text})") from error
         except (
             errors.NoCredentialsError,
             errors.CredentialRetrievalError,
             errors.PartialCredentialsError,
             errors.ProfileNotFound,
         ) as error:
-            raise StoreError(f"{what}: there are no usable credentials; {_CREDENTIALS} ({error})") from error
+            raise StoreError(f"{target}: there are no usable credentials; {_CREDENTIALS} ({error})") from error
         except (errors.HTTPClientError, errors.ConnectionError, errors.IncompleteReadError) as error:
             raise BucketUnavailable(
-                f"{what}: the server cannot be reached; check its address, and that it runs ({error})"
+                f"{target}: the server cannot be reached; check its address, and that it runs ({error})"
             ) from error
         except (errors.BotoCoreError, ValueError) as error:
-            raise StoreError(f"{what}: {error}; check the bucket with: understudy store bucket") from error
+            raise StoreError(f"{target}: {error}; check the bucket with: understudy store bucket") from error
 
     def _client(self) -> Any:
         with self._lock:

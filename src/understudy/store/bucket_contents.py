@@ -69,31 +69,33 @@ class BucketRepository(Repository):
         in the database stay there; those in a bucket before must have been copied to another. Raises ConfigError
         for an invalid bucket, and StoreError for one that cannot be used.
         """
-        old = self.setting
-        if url is None and old is None:
+        current = self.setting
+        if url is None and current is None:
             raise ConfigError(
                 "the store has no bucket yet; expected one, as s3://BUCKET/PREFIX: name it after the store, as in "
                 "understudy store bucket STORE s3://BUCKET/PREFIX"
             )
-        new = parse_bucket(
-            url or f"s3://{old.bucket}/{old.prefix}",  # pyright: ignore[reportOptionalMemberAccess]
-            endpoint_url if endpoint_url is not None or url is not None or old is None else old.endpoint_url,
-            min_bytes if min_bytes is not None else MIN_BYTES if old is None else old.min_bytes,
-            uuid.uuid4().hex if old is None else old.store_id,
+        changed = parse_bucket(
+            url or f"s3://{current.bucket}/{current.prefix}",  # pyright: ignore[reportOptionalMemberAccess]
+            endpoint_url
+            if endpoint_url is not None or url is not None or current is None
+            else current.endpoint_url,
+            min_bytes if min_bytes is not None else MIN_BYTES if current is None else current.min_bytes,
+            uuid.uuid4().hex if current is None else current.store_id,
         )
-        bucket = Bucket(new, outage_s=0.0)
+        bucket = Bucket(changed, outage_s=0.0)
         with self._database.driver.errors():
             probe = content_hash(_PROBE)
             bucket.write({probe: _PROBE})
             bucket.read([probe])
             bucket.delete([probe])
-            if old is not None and (missing := self._compare(bucket).missing):
+            if current is not None and (missing := self._compare(bucket).missing):
                 raise ConfigError(
-                    f"{missing} contents of the store are in {old} and not in {new}; copy these objects there "
-                    "first, for example with rclone, or within one server with aws s3 sync"
+                    f"{missing} contents of the store are in {current} and not in {changed}; copy these objects "
+                    "there first, for example with rclone, or within one server with aws s3 sync"
                 )
-        self._write_setting(new).result()
-        return new
+        self._write_setting(changed).result()
+        return changed
 
     @queued
     def _write_setting(self, context: WriteContext, setting: BucketSetting) -> None:
@@ -132,20 +134,22 @@ class BucketRepository(Repository):
 
     def _differences(self, bucket: Bucket) -> Iterator[tuple[int, list[StoredObject]]]:
         """Yield how many contents lack an object, and the objects that no content refers to, page by page."""
-        after = b""
+        last_digest = b""
         in_bucket = blobs.c.bucket_bytes.is_not(None)
         for page in bucket.objects():
             if not page:
                 continue
-            part = select(blobs.c.hash).where(in_bucket, blobs.c.hash > after, blobs.c.hash <= page[-1].digest)
+            query = select(blobs.c.hash).where(
+                in_bucket, blobs.c.hash > last_digest, blobs.c.hash <= page[-1].digest
+            )
             with self._reading() as connection:
-                needed = set(connection.execute(part).scalars())
+                needed = set(connection.execute(query).scalars())
             stored = {content.digest for content in page}
             yield len(needed - stored), [content for content in page if content.digest not in needed]
-            after = page[-1].digest
-        rest = select(func.count()).select_from(blobs).where(in_bucket, blobs.c.hash > after)
+            last_digest = page[-1].digest
+        remainder = select(func.count()).select_from(blobs).where(in_bucket, blobs.c.hash > last_digest)
         with self._reading() as connection:
-            yield connection.execute(rest).scalar_one(), []
+            yield connection.execute(remainder).scalar_one(), []
 
     def unneeded(self, *, remove: bool = False) -> UnneededObjects:
         """Return the objects that nothing refers to, except new ones, and `remove` them.
@@ -157,10 +161,10 @@ class BucketRepository(Repository):
         count = size = too_new = 0
         with self._database.driver.errors():
             for _, extra in self._differences(bucket):
-                old = [content for content in extra if content.age_s >= GRACE_S]
+                removable = [content for content in extra if content.age_s >= GRACE_S]
                 if remove:
-                    bucket.delete(content.digest for content in old)
-                count += len(old)
-                size += sum(content.bytes for content in old)
-                too_new += len(extra) - len(old)
+                    bucket.delete(content.digest for content in removable)
+                count += len(removable)
+                size += sum(content.bytes for content in removable)
+                too_new += len(extra) - len(removable)
         return UnneededObjects(count, size, too_new)

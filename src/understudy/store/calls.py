@@ -42,7 +42,7 @@ _TOKENS = ("base_key", "prompt_count", "shared", "suffix", "completion_count", "
 _ADDED_COLUMNS = ("cache_write_tokens", "cost_usd", "policy_spans", "audit")
 _REQUEST_PARTS = ("skeleton_id", "system_id", "tools_id")
 _BLOBS = (*_REQUEST_PARTS, "response_id")
-_LEAN = (
+_WITHOUT_TOKENS = (
     *(
         calls.c[name]
         for name in ("key", *_PLAIN, *_USAGE, "sampling", "error", *_REQUEST_PARTS, "node_id", "response_id")
@@ -87,7 +87,7 @@ _LINK = HotStatement(
     "key",
 )
 
-_BASES = 10_000
+_REMEMBERED_BASES = 10_000
 """How many recent calls to remember the base of their successors' tokens for."""
 
 OuterKey = tuple[int | None, int | None, int | None]
@@ -179,7 +179,7 @@ class CallRepository(Repository):
             inserted = InsertedCall(key, base, ids)
         if inserted.ids is not None:
             context.recent.put(inserted.key, inserted.ids)
-        if len(context.token_bases) >= _BASES:
+        if len(context.token_bases) >= _REMEMBERED_BASES:
             context.token_bases.clear()
         context.token_bases[call.id] = inserted.base if inserted.ids is None else inserted.key
 
@@ -210,11 +210,11 @@ class CallRepository(Repository):
         this way takes time linear in the conversation's length, and memory for `limit` calls at a time.
         """
         with self._reading() as connection:
-            query = select(*_LEAN).where(calls.c.attempt_id == attempt_id, calls.c.sequence > after)
+            query = select(*_WITHOUT_TOKENS).where(calls.c.attempt_id == attempt_id, calls.c.sequence > after)
             rows = connection.execute(query.order_by(calls.c.sequence).limit(limit)).mappings().all()
-            new = extend_nodes(connection, tree.steps, {row["node_id"] for row in rows})
+            new_nodes = extend_nodes(connection, tree.steps, {row["node_id"] for row in rows})
             keys = {_outer_key(row) for row in rows}
-            needed_blobs = {tree.steps[node][1] for node in new} | {row["response_id"] for row in rows}
+            needed_blobs = {tree.steps[node][1] for node in new_nodes} | {row["response_id"] for row in rows}
             needed_blobs |= {blob for key in keys - tree.outers.keys() for blob in key if blob is not None}
             tree.contents = read_blobs(connection, needed_blobs)
         for skeleton, system, tools in keys - tree.outers.keys():
@@ -223,9 +223,9 @@ class CallRepository(Repository):
         with self._database.driver.errors():
             for row in rows:
                 _refuse_pruned(row["id"], tree.outers[_outer_key(row)], tree.contents[row["response_id"]])
-        return [(self._lean(row, tree), RequestPlace(_outer_key(row), row["node_id"])) for row in rows]
+        return [(self._without_tokens(row, tree), RequestPlace(_outer_key(row), row["node_id"])) for row in rows]
 
-    def _lean(self, row: RowMapping, tree: RequestTree) -> Call:
+    def _without_tokens(self, row: RowMapping, tree: RequestTree) -> Call:
         call_id = row["id"]
         prompt = completion = None
         if row["completion_count"] is not None:
@@ -253,7 +253,7 @@ class CallRepository(Repository):
     def _tokens_of(self, call_id: str) -> Call:
         return self.with_tokens([call_id])[0]
 
-    def some(self, call_ids: Sequence[str]) -> Iterator[Call]:
+    def with_ids(self, call_ids: Sequence[str]) -> Iterator[Call]:
         """Yield some calls of one attempt by sequence number, exactly as they were appended."""
         with self._reading() as connection:
             return self._named(_read(connection, calls.c.id.in_(json_values(call_ids, Text))))
@@ -308,8 +308,8 @@ class CallRepository(Repository):
         """Return the sequence number after the last call of an attempt; 0 if it has no calls."""
         query = select(func.max(calls.c.sequence)).where(calls.c.attempt_id == attempt_id)
         with self._reading() as connection:
-            last: int | None = connection.execute(query).scalar()
-        return 0 if last is None else last + 1
+            last_sequence: int | None = connection.execute(query).scalar()
+        return 0 if last_sequence is None else last_sequence + 1
 
     def count(self, attempt_id: str, until: int | None = None) -> int:
         """Return how many calls an attempt has, up to the sequence number `until` if it is given."""
@@ -366,8 +366,8 @@ def _pack_tokens(context: WriteContext, call: Call) -> tuple[tuple[Any, ...], Id
     if call.prompt_token_ids is None:
         return (base, None, None, None, count, completion, logprobs), None
     prompt = tokens.pack_ids(call.prompt_token_ids)
-    before = b"" if base is None else _ids_of(base, context.recent, lambda key: _read_link(context, key))
-    shared = tokens.shared_bytes(before, prompt)
+    base_ids = b"" if base is None else _ids_of(base, context.recent, lambda key: _read_link(context, key))
+    shared = tokens.shared_bytes(base_ids, prompt)
     columns = (base, len(call.prompt_token_ids), shared, pack(prompt[shared:]), count, completion, logprobs)
     return columns, prompt + packed_completion
 
@@ -574,17 +574,17 @@ def _ids_of(key: int, recent: RecentTokens, link_of: Callable[[int], Link]) -> I
     Follows the base calls back to one whose tokens are cached, then rebuilds the tokens from there.
     """
     chain: list[tuple[int, bytes, bytes | None]] = []
-    at: int | None = key
+    step: int | None = key
     ids = b""
-    while at is not None:
-        if (cached := recent.get(at)) is not None:
+    while step is not None:
+        if (cached := recent.get(step)) is not None:
             ids = cached
             break
-        base, shared, suffix, completion = link_of(at)
-        if base is not None and base >= at:
-            raise damaged(f"call row {at} builds on row {base}, expected an earlier row")
+        base, shared, suffix, completion = link_of(step)
+        if base is not None and base >= step:
+            raise damaged(f"call row {step} builds on row {base}, expected an earlier row")
         chain.append((shared, suffix, completion))
-        at = base if shared else None
+        step = base if shared else None
     for shared, suffix, completion in reversed(chain):
         packed_completion = b"" if completion is None else unpack(completion)
         ids = ids[:shared] + unpack(suffix) + packed_completion

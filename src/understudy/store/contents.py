@@ -73,23 +73,23 @@ def split_body(body: bytes) -> Parts:
     """Split a request body into parts from which `join_body` restores it byte by byte."""
     try:
         fields = _fields(body)
-        filled = _filled(fields)
-        messages = _elements(fields[filled["messages"]]) if "messages" in filled else []
+        slot_keys = _slot_keys(fields)
+        messages = _elements(fields[slot_keys["messages"]]) if "messages" in slot_keys else []
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _whole(body)
+        return _unsplit(body)
     if len(fields) > MAX_KEYS or len(messages) > MAX_MESSAGES:
-        return _whole(body)
+        return _unsplit(body)
 
-    skeleton = Skeleton([], [], _glue(fields[filled["messages"]], messages) if messages else b",")
+    skeleton = Skeleton([], [], _glue(fields[slot_keys["messages"]], messages) if messages else b",")
     body_parts: dict[str, Buffer] = {}
-    cut = at = 0
+    copied = position = 0
     for name, value in fields.items():
-        if (key := _KEY.match(body, at)) is None:
-            return _whole(body)
+        if (key := _KEY.match(body, position)) is None:
+            return _unsplit(body)
         start, size = key.end(), len(memoryview(value))
-        at = start + size
+        position = start + size
         slot = _SLOTS.get(name)
-        if slot is None or filled.get(slot) != name:
+        if slot is None or slot_keys.get(slot) != name:
             continue
         if slot != "messages":
             body_parts[slot] = value
@@ -98,24 +98,24 @@ def split_body(body: bytes) -> Parts:
             size = sum(len(memoryview(message)) for message in messages) + len(skeleton.glue) * (len(messages) - 1)
         else:
             continue
-        skeleton.pieces.append(body[cut:start])
+        skeleton.pieces.append(body[copied:start])
         skeleton.slots.append(slot)
-        cut = start + size
-    skeleton.pieces.append(body[cut:])
+        copied = start + size
+    skeleton.pieces.append(body[copied:])
 
     parts = Parts(_encode(skeleton), body_parts.get("system"), body_parts.get("tools"), messages)
     # Bodies with duplicate keys or irregular spacing cannot be restored from parts, so they are stored whole.
-    return parts if _fill(skeleton, body_parts, messages) == body else _whole(body)
+    return parts if _fill(skeleton, body_parts, messages) == body else _unsplit(body)
 
 
-def _filled(fields: Mapping[str, Raw]) -> dict[str, str]:
+def _slot_keys(fields: Mapping[str, Raw]) -> dict[str, str]:
     """Return the key that fills each slot. Messages must be a list: `input` may also be a single string."""
-    filled: dict[str, str] = {}
+    slot_keys: dict[str, str] = {}
     for name, value in fields.items():
         slot = _SLOTS.get(name)
         if slot is not None and not (slot == "messages" and bytes(memoryview(value)[:1]) != b"["):
-            filled.setdefault(slot, name)
-    return filled
+            slot_keys.setdefault(slot, name)
+    return slot_keys
 
 
 def join_body(skeleton: bytes, system: Buffer | None, tools: Buffer | None, messages: Sequence[Buffer]) -> bytes:
@@ -128,11 +128,11 @@ def join_body(skeleton: bytes, system: Buffer | None, tools: Buffer | None, mess
 
 
 def _fill(skeleton: Skeleton, body_parts: Mapping[str, Buffer], messages: Sequence[Buffer]) -> bytes:
-    filled: list[Buffer] = []
+    joined: list[Buffer] = []
     for piece, slot in zip(skeleton.pieces, skeleton.slots, strict=False):
-        filled += (piece, skeleton.glue.join(messages) if slot == "messages" else body_parts[slot])
-    filled.append(skeleton.pieces[-1])
-    return b"".join(filled)
+        joined += (piece, skeleton.glue.join(messages) if slot == "messages" else body_parts[slot])
+    joined.append(skeleton.pieces[-1])
+    return b"".join(joined)
 
 
 def _glue(value: Raw, messages: list[Raw]) -> bytes:
@@ -140,19 +140,19 @@ def _glue(value: Raw, messages: list[Raw]) -> bytes:
         return b","
     text = bytes(value)
     end = _after_bracket(value) + len(memoryview(messages[0]))
-    return text[end : _end(_GLUE, text, end)]
+    return text[end : _match_end(_GLUE, text, end)]
 
 
 def _after_bracket(value: Raw) -> int:
-    return _end(_OPEN, value, 0)
+    return _match_end(_OPEN, value, 0)
 
 
-def _end(pattern: re.Pattern[bytes], text: Buffer, at: int) -> int:
-    match = pattern.match(text, at)
-    return at if match is None else match.end()
+def _match_end(pattern: re.Pattern[bytes], text: Buffer, position: int) -> int:
+    match = pattern.match(text, position)
+    return position if match is None else match.end()
 
 
-def _whole(body: bytes) -> Parts:
+def _unsplit(body: bytes) -> Parts:
     return Parts(_encode(Skeleton([body], [])))
 
 
@@ -171,7 +171,7 @@ _STEPS: Final = 8
 EMPTY: Final = 0
 """The node of the conversation without messages."""
 
-LINES: Final = 32 << 20
+CACHED_REQUEST_BYTES: Final = 32 << 20
 """Bytes of requests to cache in total: the last request of each of the most recent branches."""
 
 _K = TypeVar("_K")
@@ -221,16 +221,16 @@ class Packer:
 
     def __init__(self) -> None:
         self._compress = zstandard.ZstdCompressor(level=LEVEL).compress
-        self._seen: set[bytes] = set()
+        self._known_digests: set[bytes] = set()
 
     def __call__(self, data: bytes) -> Packed:
         """Pack these bytes."""
         digest = content_hash(data)
-        if digest in self._seen:
+        if digest in self._known_digests:
             return Packed(digest)
-        if len(self._seen) >= _REMEMBERED:
-            self._seen.clear()
-        self._seen.add(digest)
+        if len(self._known_digests) >= _REMEMBERED:
+            self._known_digests.clear()
+        self._known_digests.add(digest)
         return Packed(digest, *_pack(self._compress, data))
 
 
@@ -248,7 +248,7 @@ class ContentWriter:
         self._uploaded: set[bytes] = set()
         self._blobs: dict[bytes, int] = {}
         self._nodes: dict[tuple[int, int], int] = {}
-        self._lines: OrderedDict[Hashable, _Chain] = OrderedDict()
+        self._last_requests: OrderedDict[Hashable, _Chain] = OrderedDict()
         self._size = 0
         self._compress = zstandard.ZstdCompressor(level=LEVEL).compress
 
@@ -267,20 +267,20 @@ class ContentWriter:
 
         Raises StoreError for a content without data that is not in the store.
         """
-        stored = self._blobs.get(content.digest)
-        if stored is None:
+        blob_id = self._blobs.get(content.digest)
+        if blob_id is None:
             if content.data is not None:
                 row = (content.digest, *self.columns(content.digest, content.codec, content.data))
-                stored = self._id(_INSERT_BLOB, row, _FIND_BLOB, (content.digest,))
+                blob_id = self._id(_INSERT_BLOB, row, _FIND_BLOB, (content.digest,))
             elif row := self._session.fetch_one(_FIND_BLOB, (content.digest,)):
-                stored = int(row[0])
+                blob_id = int(row[0])
             else:
                 raise StoreError(
                     f"an earlier write failed, so the content {content.digest.hex()[:12]}, which this write "
                     "needs, is not stored; run the same command again"
                 )
-            _remember(self._blobs, content.digest, stored)
-        return stored
+            _remember(self._blobs, content.digest, blob_id)
+        return blob_id
 
     def request(self, branch: Hashable, parts: Parts, size: int) -> tuple[int | None, int | None, int]:
         """Return the ids of a request's system prompt and tools, and the node of its last message; new ones are
@@ -289,18 +289,18 @@ class ContentWriter:
         Parts that equal those of the `branch`'s last request are compared instead of hashed. That covers most of a
         request, in a tenth of the time.
         """
-        before = self._lines.pop(branch, _NOTHING)
-        system = before.system if parts.system == before.parts.system else self._blob(parts.system)
-        tools = before.tools if parts.tools == before.parts.tools else self._blob(parts.tools)
-        nodes = before.nodes[: common_prefix_length(parts.messages, before.parts.messages)]
+        previous = self._last_requests.pop(branch, _NOTHING)
+        system = previous.system if parts.system == previous.parts.system else self._blob(parts.system)
+        tools = previous.tools if parts.tools == previous.parts.tools else self._blob(parts.tools)
+        nodes = previous.nodes[: common_prefix_length(parts.messages, previous.parts.messages)]
         node = nodes[-1] if nodes else EMPTY
         for message in parts.messages[len(nodes) :]:
             node = self.node(node, self.blob(message))
             nodes.append(node)
-        self._lines[branch] = _Chain(size, parts, system, tools, nodes)
-        self._size += size - before.size
-        while self._size > LINES:
-            self._size -= self._lines.popitem(last=False)[1].size
+        self._last_requests[branch] = _Chain(size, parts, system, tools, nodes)
+        self._size += size - previous.size
+        while self._size > CACHED_REQUEST_BYTES:
+            self._size -= self._last_requests.popitem(last=False)[1].size
         return system, tools, node
 
     def store_together(self, requests: Sequence[tuple[Hashable, Parts, Sequence[Buffer]]]) -> None:
@@ -310,21 +310,23 @@ class ContentWriter:
         """
         data: dict[bytes, Buffer] = {}
         chains: list[tuple[int, list[bytes]]] = []
-        for branch, parts, others in requests:
-            before = self._lines.get(branch, _NOTHING)
-            shared = common_prefix_length(parts.messages, before.parts.messages)
+        for branch, parts, further_contents in requests:
+            previous = self._last_requests.get(branch, _NOTHING)
+            shared = common_prefix_length(parts.messages, previous.parts.messages)
             digests = [content_hash(message) for message in parts.messages[shared:]]
-            chains.append((before.nodes[shared - 1] if shared else EMPTY, digests))
+            chains.append((previous.nodes[shared - 1] if shared else EMPTY, digests))
             data.update(zip(digests, parts.messages[shared:], strict=True))
-            outer = [parts.system if parts.system != before.parts.system else None]
-            outer.append(parts.tools if parts.tools != before.parts.tools else None)
-            data |= {content_hash(content): content for content in (*outer, *others) if content is not None}
+            outer = [parts.system if parts.system != previous.parts.system else None]
+            outer.append(parts.tools if parts.tools != previous.parts.tools else None)
+            data |= {
+                content_hash(content): content for content in (*outer, *further_contents) if content is not None
+            }
         # In one order in all processes, which could wait for each other otherwise.
-        new = sorted(data.keys() - self._blobs.keys())
-        rows = [(digest, *self.columns(digest, *self._packed(data[digest]))) for digest in new]
-        ids = self._ids(_INSERT_BLOB, rows, _FIND_BLOB, [(digest,) for digest in new])
+        new_digests = sorted(data.keys() - self._blobs.keys())
+        rows = [(digest, *self.columns(digest, *self._packed(data[digest]))) for digest in new_digests]
+        ids = self._ids(_INSERT_BLOB, rows, _FIND_BLOB, [(digest,) for digest in new_digests])
         blob_ids = {digest: self._blobs[digest] for digest in data.keys() & self._blobs.keys()}
-        for digest, blob_id in zip(new, ids, strict=True):
+        for digest, blob_id in zip(new_digests, ids, strict=True):
             blob_ids[digest] = blob_id
             _remember(self._blobs, digest, blob_id)
         for position in range(max((len(digests) for _, digests in chains), default=0)):
@@ -340,9 +342,9 @@ class ContentWriter:
     def _blob(self, data: Buffer | None) -> int | None:
         return None if data is None else self.blob(data)
 
-    def node(self, before: int, blob: int) -> int:
+    def node(self, parent: int, blob_id: int) -> int:
         """Return the node that appends a blob to the conversation ending in `before`; a new one is stored."""
-        step = (before, blob)
+        step = (parent, blob_id)
         node_id = self._nodes.get(step)
         if node_id is None:
             node_id = self._id(_INSERT_NODE, step, _FIND_NODE, step)
@@ -380,7 +382,7 @@ class ContentWriter:
         """Clear the caches after a rollback, since ids in them may not be in the store."""
         self._blobs.clear()
         self._nodes.clear()
-        self._lines.clear()
+        self._last_requests.clear()
         self._size = 0
 
     def _id(
@@ -426,7 +428,7 @@ def _pack(compress: Callable[[bytes], bytes], plain: bytes) -> tuple[int, bytes]
 
 def unpack(column: bytes) -> bytes:
     """Decompress what `ContentWriter.pack` returned. Raises StoreError if it is damaged."""
-    return _plain(column[0], column[1:], "a token column")
+    return _unpacked(column[0], column[1:], "a token column")
 
 
 HEAD_BYTES: Final = 1 + 18
@@ -487,22 +489,22 @@ def read_objects(bucket: Bucket | None, digests: Sequence[bytes]) -> list[Bucket
 
 def read_blobs(connection: Connection, ids: Iterable[int]) -> dict[int, bytes]:
     """Return the bytes of blobs by id. Raises StoreError if one is missing or damaged."""
-    missing_ids = set(ids)
+    wanted_ids = set(ids)
     columns = (blobs.c.id, blobs.c.codec, blobs.c.data, blobs.c.bucket_bytes, blobs.c.hash)
-    query = select(*columns).where(blobs.c.id.in_(json_values(sorted(missing_ids))))
+    query = select(*columns).where(blobs.c.id.in_(json_values(sorted(wanted_ids))))
     # creating a decompressor takes longer than decompressing a small blob
     decompress = zstandard.ZstdDecompressor().decompress
     by_id: dict[int, bytes] = {}
-    distant: dict[int, bytes] = {}
+    bucket_digests: dict[int, bytes] = {}
     for key, codec, data, bucket_bytes, digest in connection.execute(query).all():
         if bucket_bytes is None:
-            by_id[key] = _plain(codec, data, f"blob {key}", decompress)
+            by_id[key] = _unpacked(codec, data, f"blob {key}", decompress)
         else:
-            distant[key] = digest
-    if distant:
-        contents = read_objects(bucket_of(connection), list(distant.values()))
-        by_id |= {key: content.plain for key, content in zip(distant, contents, strict=True)}
-    if missing := missing_ids - by_id.keys():
+            bucket_digests[key] = digest
+    if bucket_digests:
+        contents = read_objects(bucket_of(connection), list(bucket_digests.values()))
+        by_id |= {key: content.plain for key, content in zip(bucket_digests, contents, strict=True)}
+    if missing := wanted_ids - by_id.keys():
         raise damaged(f"blob {min(missing)} is missing")
     return by_id
 
@@ -520,7 +522,7 @@ def read_nodes(connection: Connection, ends: Select[Any] | CompoundSelect[Any]) 
 
 def extend_nodes(connection: Connection, tree: dict[int, tuple[int, int]], ends: Iterable[int]) -> list[int]:
     """Add the nodes of some conversations to `tree`, reading only those that it lacks. Returns the new nodes."""
-    new: list[int] = []
+    new_nodes: list[int] = []
     missing_nodes = {node for node in ends if node != EMPTY and node not in tree}
     columns, steps = (nodes.c.id, nodes.c.parent_id, nodes.c.blob_id), _STEPS
     while missing_nodes:
@@ -533,11 +535,11 @@ def extend_nodes(connection: Connection, tree: dict[int, tuple[int, int]], ends:
         links = {key: (parent, blob) for key, parent, blob, _ in connection.execute(select(chain)).all()}
         if missing := missing_nodes - links.keys():
             raise damaged(f"node {min(missing)} is missing")
-        new += links.keys() - tree.keys()
+        new_nodes += links.keys() - tree.keys()
         tree |= links
         missing_nodes = {parent for parent, _ in links.values() if parent != EMPTY and parent not in tree}
         steps *= 4
-    return new
+    return new_nodes
 
 
 def blob_path(tree: Mapping[int, tuple[int, int]], node: int) -> list[int]:
@@ -552,15 +554,15 @@ def blob_path(tree: Mapping[int, tuple[int, int]], node: int) -> list[int]:
     return steps
 
 
-def _plain(
-    codec: int, data: bytes, what: str, decompress: Callable[[bytes], bytes] = zstandard.decompress
+def _unpacked(
+    codec: int, data: bytes, description: str, decompress: Callable[[bytes], bytes] = zstandard.decompress
 ) -> bytes:
     if codec == RAW:
         return data
     try:
         return decompress(data)
     except zstandard.ZstdError as error:
-        raise damaged(f"{what} cannot be decompressed ({error})") from error
+        raise damaged(f"{description} cannot be decompressed ({error})") from error
 
 
 def _remember(memory: dict[_K, int], key: _K, value: int) -> None:

@@ -42,40 +42,40 @@ def copy_store(source: Store, target: Store, report: Callable[[str], None] = lam
     Raises StoreError if the target holds something else, or if the stores differ at the end because the source was
     written meanwhile; calling it again then copies the rest.
     """
-    _refuse_another(source, target)
+    _refuse_different_store(source, target)
     written = {table.name: _copy_table(source, target, table, report) for table in _TABLES}
-    target._database.writer.submit(_finish).result()  # pyright: ignore[reportPrivateUsage]
+    target._database.writer.submit(_set_sequences).result()  # pyright: ignore[reportPrivateUsage]
     copies: list[TableCopy] = []
     for table in _TABLES:
         report(f"comparing {table.name}")
-        ours, theirs = _summary(source, table), _summary(target, table)
-        if ours != theirs:
+        source_summary, target_summary = _summary(source, table), _summary(target, table)
+        if source_summary != target_summary:
             difference = (
-                f"has {theirs[0]} rows, expected {ours[0]}"
-                if ours[0] != theirs[0]
-                else f"differs in the content of its {ours[0]} rows"
+                f"has {target_summary[0]} rows, expected {source_summary[0]}"
+                if source_summary[0] != target_summary[0]
+                else f"differs in the content of its {source_summary[0]} rows"
             )
             raise StoreError(
                 f"{target.location}: the table {table.name} {difference}, as in {source.location}; run the same "
                 "command again while nothing writes to the source"
             )
-        copies.append(TableCopy(str(table.name), ours[0], written[table.name]))
+        copies.append(TableCopy(str(table.name), source_summary[0], written[table.name]))
     _check_contents(target, report)
     return copies
 
 
-def _refuse_another(source: Store, target: Store) -> None:
+def _refuse_different_store(source: Store, target: Store) -> None:
     """Raise StoreError if the first row of a table in the target differs from the source's."""
     for name in ("runs", "blobs", "sources"):
         table = metadata.tables[name]
         columns = (blobs.c.id, blobs.c.hash) if table is blobs else table.columns
-        first = select(*columns).order_by(*table.primary_key).limit(1)
+        first_row = select(*columns).order_by(*table.primary_key).limit(1)
         with target._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
-            row = connection.execute(first).one_or_none()
+            row = connection.execute(first_row).one_or_none()
         if row is None:
             continue
         with source._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
-            if connection.execute(first).one_or_none() != row:
+            if connection.execute(first_row).one_or_none() != row:
                 raise StoreError(
                     f"{target.location} holds other data than {source.location}; name an empty target, or an "
                     "unfinished copy of this store"
@@ -94,13 +94,18 @@ def _number_of(table: Table) -> Any:
     )
 
 
-def _rows(store: Store, table: Table, after: int) -> Iterator[Sequence[tuple[Any, ...]]]:
+def _rows(store: Store, table: Table, last_number: int) -> Iterator[Sequence[tuple[Any, ...]]]:
     """Yield the rows of a table in batches; numbered rows in order, from those after the number `after`."""
     number = _number_of(table)
     while True:
         query = select(*table.columns)
         if number is not None:
-            query = query.add_columns(number.label("number")).where(number > after).order_by(number).limit(_BATCH)
+            query = (
+                query.add_columns(number.label("number"))
+                .where(number > last_number)
+                .order_by(number)
+                .limit(_BATCH)
+            )
         with store._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
             rows = [tuple(row) for row in connection.execute(query)]
         for start in range(0, len(rows), _BATCH):
@@ -108,47 +113,47 @@ def _rows(store: Store, table: Table, after: int) -> Iterator[Sequence[tuple[Any
             yield batch if number is None else [row[:-1] for row in batch]
         if number is None or len(rows) < _BATCH:
             return
-        after = rows[-1][-1]
+        last_number = rows[-1][-1]
 
 
 def _copy_table(source: Store, target: Store, table: Table, report: Callable[[str], None]) -> int:
     statement = hot_insert_once(table, *(column.name for column in table.columns))
-    number, after, before = _number_of(table), 0, 0
+    number, last_number, rows_before = _number_of(table), 0, 0
     with target._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
-        before = connection.execute(select(func.count()).select_from(table)).scalar_one()
+        rows_before = connection.execute(select(func.count()).select_from(table)).scalar_one()
         if number is not None and table is not turns:
-            after = connection.execute(select(func.coalesce(func.max(number), 0))).scalar_one()
-    seen = 0
-    for rows in _rows(source, table, after):
-        for part in _parts(rows, _stored_bytes) if table is blobs else (rows,):
-            packed = _from_bucket(source, part) if table is blobs else part
+            last_number = connection.execute(select(func.coalesce(func.max(number), 0))).scalar_one()
+    rows_read = 0
+    for rows in _rows(source, table, last_number):
+        for batch in _batches_by_size(rows, _stored_bytes) if table is blobs else (rows,):
+            packed = _from_bucket(source, batch) if table is blobs else batch
 
             def write(context: WriteContext, packed: Sequence[tuple[Any, ...]] = packed) -> None:
                 columns = context.contents.columns
-                own = [(*row[:2], *columns(*row[1:4])) for row in packed] if table is blobs else packed
-                context.session.insert_many(statement, own)
+                target_rows = [(*row[:2], *columns(*row[1:4])) for row in packed] if table is blobs else packed
+                context.session.insert_many(statement, target_rows)
 
             target._database.writer.submit(write).result()  # pyright: ignore[reportPrivateUsage]
-        seen += len(rows)
-        report(f"copying {table.name}: {seen} rows")
+        rows_read += len(rows)
+        report(f"copying {table.name}: {rows_read} rows")
     with target._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
-        return connection.execute(select(func.count()).select_from(table)).scalar_one() - before
+        return connection.execute(select(func.count()).select_from(table)).scalar_one() - rows_before
 
 
-def _parts(
+def _batches_by_size(
     rows: Sequence[tuple[Any, ...]], size: Callable[[tuple[Any, ...]], int]
 ) -> Iterator[Sequence[tuple[Any, ...]]]:
     """Yield rows in parts of about `_BATCH_BYTES`."""
-    part: list[tuple[Any, ...]] = []
+    batch: list[tuple[Any, ...]] = []
     total = 0
     for row in rows:
-        part.append(row)
+        batch.append(row)
         total += size(row)
         if total >= _BATCH_BYTES:
-            yield part
-            part, total = [], 0
-    if part:
-        yield part
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
 
 
 def _stored_bytes(row: tuple[Any, ...]) -> int:
@@ -166,7 +171,7 @@ def _from_bucket(store: Store, rows: Sequence[tuple[Any, ...]]) -> list[tuple[An
     return [(key, digest, *objects.get(digest, (codec, data)), None) for key, digest, codec, data, _ in rows]
 
 
-def _finish(context: WriteContext) -> None:
+def _set_sequences(context: WriteContext) -> None:
     """Make new rows get numbers after the copied ones. PostgreSQL's sequences do not notice explicit numbers."""
     if context.session.dialect != "postgresql":
         return
@@ -195,11 +200,11 @@ def _summary(store: Store, table: Table) -> tuple[int, int]:
 def _check_contents(store: Store, report: Callable[[str], None]) -> None:
     """Read every content. Raises StoreError if one does not match its hash."""
     report("reading every content")
-    after = 0
+    last_id = 0
     while True:
         query = (
             select(blobs.c.id, blobs.c.hash, stored_bytes())
-            .where(blobs.c.id > after)
+            .where(blobs.c.id > last_id)
             .order_by(blobs.c.id)
             .limit(_BATCH)
         )
@@ -207,11 +212,11 @@ def _check_contents(store: Store, report: Callable[[str], None]) -> None:
             rows = [tuple(row) for row in connection.execute(query)]
         if not rows:
             return
-        for part in _parts(rows, lambda row: row[2]):
+        for batch in _batches_by_size(rows, lambda row: row[2]):
             with store._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
-                contents = read_blobs(connection, [key for key, _, _ in part])
-            for key, digest, _ in part:
+                contents = read_blobs(connection, [key for key, _, _ in batch])
+            for key, digest, _ in batch:
                 if content_hash(contents[key]) != digest:
                     with store._database.driver.errors():  # pyright: ignore[reportPrivateUsage]
                         raise damaged(f"blob {key} does not match its hash")
-        after = rows[-1][0]
+        last_id = rows[-1][0]

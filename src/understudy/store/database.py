@@ -40,7 +40,7 @@ def error_column(error: ErrorInfo | None) -> bytes | None:
     """Encode an error for its column. Invalid Unicode in its message (as in a file name) is replaced."""
     if error is None:
         return None
-    return encode(msgspec.structs.replace(error, message=_unicode(error.message)))
+    return encode(msgspec.structs.replace(error, message=_valid_unicode(error.message)))
 
 
 def read_error(column: bytes | None) -> ErrorInfo | None:
@@ -53,7 +53,9 @@ def read_error(column: bytes | None) -> ErrorInfo | None:
 
 def findings_column(findings: Sequence[Finding]) -> bytes:
     """Encode findings for their column. Invalid Unicode in their messages is replaced."""
-    return encode([msgspec.structs.replace(finding, message=_unicode(finding.message)) for finding in findings])
+    return encode(
+        [msgspec.structs.replace(finding, message=_valid_unicode(finding.message)) for finding in findings]
+    )
 
 
 def read_findings(column: bytes | None) -> tuple[Finding, ...]:
@@ -61,13 +63,14 @@ def read_findings(column: bytes | None) -> tuple[Finding, ...]:
     return () if column is None else _findings(column)
 
 
-def json_column(encoder: Callable[[object], bytes], value: object, what: str) -> bytes:
-    """Encode a value as JSON. Raises StoreError, naming it as `what`, if it cannot be encoded."""
+def json_column(encoder: Callable[[object], bytes], value: object, description: str) -> bytes:
+    """Encode a value as JSON. Raises StoreError, naming it as `description`, if it cannot be encoded."""
     try:
         return encoder(value)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise StoreError(
-            f"{what} cannot be written as JSON: {error}; give numbers, strings, lists and objects, without NaN"
+            f"{description} cannot be written as JSON: {error}; give numbers, strings, lists and objects, without "
+            "NaN"
         ) from error
 
 
@@ -83,7 +86,7 @@ def row_reader(kind: type[T], **decoders: Callable[[Any], Any]) -> Callable[[Row
     return read
 
 
-def _unicode(text: str) -> str:
+def _valid_unicode(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
@@ -235,20 +238,20 @@ class Writer:
     def _write(self, group: list[_QueuedWrite[Any]]) -> None:
         """Commit a group of writes, or fail their futures. After a temporary error the group is tried again."""
         began, pause_s = time.monotonic(), FIRST_PAUSE_S
-        while left := [write for write in group if not write.future.done()]:
+        while pending := [write for write in group if not write.future.done()]:
             try:
                 self._context = self._context or WriteContext(self._driver, self._name)
-                together = len({write.group for write in left}) == 1
-                for part in [left] if together else [[write] for write in left]:
-                    self._commit(self._context, part)
+                together = len({write.group for write in pending}) == 1
+                for writes in [pending] if together else [[write] for write in pending]:
+                    self._commit(self._context, writes)
             except Exception as error:  # noqa: BLE001 - the writer outlives it; who waits is told
                 if self._context is not None:
                     self._context.close()
                     self._context = None
                 if time.monotonic() - began + pause_s > self._repeatable_for_s(error):
-                    left = [write for write in left if not write.future.done()]
+                    pending = [write for write in pending if not write.future.done()]
                     # Only one write waits for the bucket: others may not need it.
-                    self._fail(left[:1] if isinstance(error, BucketUnavailable) else left, error)
+                    self._fail(pending[:1] if isinstance(error, BucketUnavailable) else pending, error)
                     continue
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -266,13 +269,13 @@ class Writer:
         session = context.session
         # A group that is tried again keeps its number, by which the driver recognises that it was committed
         # before.
-        if not (repeated := group[0].group):
+        if not (earlier_number := group[0].group):
             self._group += 1
-        number, has_begun = repeated or self._group, False
+        number, has_begun = earlier_number or self._group, False
         try:
-            fresh = session.begin(number)
+            is_new = session.begin(number)
             has_begun = True
-            if fresh:
+            if is_new:
                 _run_together(context, group)
             if context.contents.uploads:
                 # Not within the transaction, whose locks others would wait for.

@@ -12,15 +12,15 @@ from understudy.errors import StoreError
 T = TypeVar("T")
 
 
-def damaged(what: str) -> StoreError:
+def damaged(problem: str) -> StoreError:
     """Return the error for a store that does not hold what it should. Who reads the store adds its name."""
-    return StoreError(f"the store is damaged: {what}; restore it from a copy, or export what can still be read")
+    return StoreError(f"the store is damaged: {problem}; restore it from a copy, or export what can still be read")
 
 
-def decoder(kind: type[T], what: str, *, packed: bool = False) -> Callable[[bytes | memoryview], T]:
+def decoder(kind: type[T], description: str, *, packed: bool = False) -> Callable[[bytes | memoryview], T]:
     """Return a function that decodes stored JSON, or MessagePack if `packed`.
 
-    It raises StoreError, which names the value as `what`, if that is damaged.
+    It raises StoreError, which names the value as `description`, if that is damaged.
     """
     decode = (msgspec.msgpack if packed else msgspec.json).Decoder(kind).decode
 
@@ -28,6 +28,6 @@ def decoder(kind: type[T], what: str, *, packed: bool = False) -> Callable[[byte
         try:
             return decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise damaged(f"{what} cannot be decoded ({error})") from error
+            raise damaged(f"{description} cannot be decoded ({error})") from error
 
     return read

@@ -79,8 +79,8 @@ class KeyRepository(Repository):
 
     def clients(self) -> list[Attempt]:
         """Return the attempts that have no rollout, oldest first."""
-        alone = select(attempts).where(attempts.c.rollout_id.is_(None))
-        return self._read_all(alone.order_by(attempts.c.started_at, attempts.c.id), read_attempt)
+        without_rollout = select(attempts).where(attempts.c.rollout_id.is_(None))
+        return self._read_all(without_rollout.order_by(attempts.c.started_at, attempts.c.id), read_attempt)
 
     @queued
     def add(

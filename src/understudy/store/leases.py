@@ -126,7 +126,7 @@ class LeaseRepository(Repository):
         """
         values = {"engine": "workers", "release": release}
         context.connection.execute(update(runs).where(runs.c.id == run_id).values(values))
-        self._refuse_others(context, run_id, _alone(run_id), "")
+        self._refuse_others(context, run_id, _executor_alone(run_id), "")
         context.session.notify()
 
     @queued
@@ -138,7 +138,7 @@ class LeaseRepository(Repository):
         """
         # This comes first because it waits for claims in progress, so that their attempts are seen below.
         context.connection.execute(update(runs).where(runs.c.id == run_id).values(engine="local"))
-        self._refuse_others(context, run_id, _alone(run_id), lease.worker)
+        self._refuse_others(context, run_id, _executor_alone(run_id), lease.worker)
         self._refuse_others(context, run_id, _holders(run_id), lease.worker)
         earlier = (workers.c.run_id == run_id) & (workers.c.id != lease.worker)
         context.connection.execute(delete(workers).where(earlier))
@@ -151,12 +151,14 @@ class LeaseRepository(Repository):
         If two gateways start at the same moment, both may succeed the first time, but at least one fails on
         renewal. Raises LeaseLost while another gateway serves the store.
         """
-        others = [
-            worker for worker in context.connection.execute(_alone(GATEWAY)).scalars() if worker != lease.worker
+        other_gateways = [
+            worker
+            for worker in context.connection.execute(_executor_alone(GATEWAY)).scalars()
+            if worker != lease.worker
         ]
-        if others:
+        if other_gateways:
             raise LeaseLost(
-                f"another gateway already serves this store: {', '.join(sorted(others))}; expected none; "
+                f"another gateway already serves this store: {', '.join(sorted(other_gateways))}; expected none; "
                 "stop it. If it was killed, run the same command again in a minute, when its lease has "
                 "expired"
             )
@@ -166,10 +168,12 @@ class LeaseRepository(Repository):
         context.connection.execute(delete(workers).where(earlier))
         _write_worker(context, lease, release, capacity=0, run_id=GATEWAY)
 
-    def _refuse_others(self, context: WriteContext, run_id: str, query: Select[tuple[Any]], own: str) -> None:
+    def _refuse_others(
+        self, context: WriteContext, run_id: str, query: Select[tuple[Any]], own_worker: str
+    ) -> None:
         ids = context.connection.execute(query).scalars()
-        if others := sorted(worker for worker in ids if worker != own):
-            raise StoreError(executed_elsewhere(run_id, others))
+        if other_workers := sorted(worker for worker in ids if worker != own_worker):
+            raise StoreError(executed_elsewhere(run_id, other_workers))
 
     @queued
     def announce(
@@ -185,9 +189,9 @@ class LeaseRepository(Repository):
         recently_seen = workers.c.run_id.is_not(None) & (workers.c.seen_at >= store_clock() - _SILENT_S)
         alive = ((workers.c.lease_until >= store_clock()) | recently_seen).label("alive")
         silent = (store_clock() - workers.c.seen_at).label("silent_s")
-        own = (attempts.c.worker == workers.c.id) & attempts.c.status.in_(OPEN_ATTEMPTS)
-        leases_held = select(func.count()).select_from(attempts).where(own).scalar_subquery().label("held")
-        query = select(*columns, alive, silent, leases_held).order_by(workers.c.started_at, workers.c.id)
+        is_holder = (attempts.c.worker == workers.c.id) & attempts.c.status.in_(OPEN_ATTEMPTS)
+        held_count = select(func.count()).select_from(attempts).where(is_holder).scalar_subquery().label("held")
+        query = select(*columns, alive, silent, held_count).order_by(workers.c.started_at, workers.c.id)
         return self._read_all(query, _worker)
 
     def open_runs(self) -> list[OpenRun]:
@@ -207,10 +211,15 @@ class LeaseRepository(Repository):
 
     def queues(self) -> list[RunQueue]:
         """Return the runs that have rollouts, oldest first."""
-        since = func.min(rollouts.c.updated_at).label("since")
+        waiting_since = func.min(rollouts.c.updated_at).label("since")
         query = (
             select(
-                runs.c.id, runs.c.engine, runs.c.release, rollouts.c.status, func.count().label("number"), since
+                runs.c.id,
+                runs.c.engine,
+                runs.c.release,
+                rollouts.c.status,
+                func.count().label("number"),
+                waiting_since,
             )
             .join(rollouts, rollouts.c.run_id == runs.c.id)
             .group_by(runs.c.id, rollouts.c.status)
@@ -218,14 +227,14 @@ class LeaseRepository(Repository):
         )
         queues: dict[str, RunQueue] = {}
         for row in self._read_all(query, dict):
-            waits = max(0.0, time.time() - row["since"]) if row["status"] in ("queuing", "requeuing") else None
-            before = queues.get(row["id"])
-            ages = [age for age in (waits, before and before.oldest_s) if age is not None]
+            waiting_s = max(0.0, time.time() - row["since"]) if row["status"] in ("queuing", "requeuing") else None
+            counted = queues.get(row["id"])
+            ages = [age for age in (waiting_s, counted and counted.oldest_s) if age is not None]
             queues[row["id"]] = RunQueue(
                 run_id=row["id"],
                 engine=row["engine"],
                 release=row["release"],
-                rollouts={**(before.rollouts if before else {}), row["status"]: row["number"]},
+                rollouts={**(counted.rollouts if counted else {}), row["status"]: row["number"]},
                 oldest_s=max(ages, default=None),
             )
         return list(queues.values())
@@ -240,7 +249,7 @@ class LeaseRepository(Repository):
         with `alone`, also the workers that hold attempts of it.
         """
         with self._reading() as connection:
-            names = set(connection.execute(_alone(run_id)).scalars())
+            names = set(connection.execute(_executor_alone(run_id)).scalars())
             return sorted(names.union(connection.execute(_holders(run_id)).scalars() if alone else ()))
 
     @queued
@@ -261,9 +270,9 @@ class LeaseRepository(Repository):
         # These row locks are held until the commit, so that meanwhile no process begins to execute one of the runs
         # alone, or counts the attempts that are starting.
         open_now = select(runs.c.id).where(runs.c.id.in_(run_ids), runs.c.engine == "workers").order_by(runs.c.id)
-        alone = max_starting is not None
-        locked = open_now.with_for_update(read=not alone, key_share=alone)
-        ready = context.connection.execute(locked).scalars().all()
+        is_limited = max_starting is not None
+        locking = open_now.with_for_update(read=not is_limited, key_share=is_limited)
+        open_run_ids = context.connection.execute(locking).scalars().all()
         if max_starting is not None:
             starting = select(func.count()).where(
                 attempts.c.status == "preparing", attempts.c.lease_until >= store_clock()
@@ -271,12 +280,12 @@ class LeaseRepository(Repository):
             limit = min(limit, max_starting - context.connection.execute(starting).scalar_one())
             if limit <= 0:
                 return []
-        rested = (rollouts.c.status == "queuing") | (rollouts.c.updated_at < time.time() - RETRY_PAUSE_S)
+        has_rested = (rollouts.c.status == "queuing") | (rollouts.c.updated_at < time.time() - RETRY_PAUSE_S)
         query = (
             select(rollouts)
             .join(runs, runs.c.id == rollouts.c.run_id)
-            .where(rollouts.c.run_id.in_(ready))
-            .where(rollouts.c.status.in_(("queuing", "requeuing")), rested)
+            .where(rollouts.c.run_id.in_(open_run_ids))
+            .where(rollouts.c.status.in_(("queuing", "requeuing")), has_rested)
             .order_by(runs.c.created_at, rollouts.c.created_at, rollouts.c.sample_index, rollouts.c.task_id)
             .limit(limit)
             .with_for_update(of=rollouts, skip_locked=True)
@@ -284,10 +293,10 @@ class LeaseRepository(Repository):
         claimed: list[ClaimedRollout] = []
         for row in context.connection.execute(query).mappings().all():
             attempt = begin_attempt(context, row["id"], lease)
-            failed = select(func.count()).where(
+            failure_count = select(func.count()).where(
                 attempts.c.rollout_id == row["id"], attempts.c.status.in_(("failed", "timeout"))
             )
-            failures: int = context.connection.execute(failed).scalar_one()
+            failures: int = context.connection.execute(failure_count).scalar_one()
             claimed.append(ClaimedRollout(read_rollout(row), attempt, failures))
         return claimed
 
@@ -299,19 +308,19 @@ class LeaseRepository(Repository):
         return self._database.lease_writer.submit(lambda context: self._renew(context, lease, attempt_ids))
 
     def _renew(self, context: WriteContext, lease: Lease, attempt_ids: Sequence[str]) -> frozenset[str]:
-        seen = {"seen_at": store_clock(), "lease_until": store_clock() + lease.seconds}
-        renewed = context.connection.execute(update(workers).where(workers.c.id == lease.worker).values(seen))
+        values = {"seen_at": store_clock(), "lease_until": store_clock() + lease.seconds}
+        renewed = context.connection.execute(update(workers).where(workers.c.id == lease.worker).values(values))
         if renewed.rowcount == 0 and (announced := self._announced.get(lease.worker)) is not None:
             release, capacity, leaves = announced
             _write_worker(context, lease, release, capacity=capacity, leaves=leaves)
-        own = (
+        is_own = (
             attempts.c.id.in_(attempt_ids)
             & (attempts.c.worker == lease.worker)
             & attempts.c.status.in_(OPEN_ATTEMPTS)
         )
-        values = {"lease_until": store_clock() + lease.seconds, "heartbeat_at": time.time()}
-        context.connection.execute(update(attempts).where(own).values(values))
-        return frozenset(context.connection.execute(select(attempts.c.id).where(own)).scalars())
+        lease_values = {"lease_until": store_clock() + lease.seconds, "heartbeat_at": time.time()}
+        context.connection.execute(update(attempts).where(is_own).values(lease_values))
+        return frozenset(context.connection.execute(select(attempts.c.id).where(is_own)).scalars())
 
     @queued
     def give_back(self, context: WriteContext, lease: Lease) -> int:
@@ -354,38 +363,38 @@ class LeaseRepository(Repository):
         context.connection.execute(delete(workers).where(expired_workers, settled))
         for attempt_id, rollout_id, worker in expired:
             # A worker that was seen after its lease had ended was only cut off, which is not the rollout's fault.
-            back = (workers.c.id == attempts.c.worker) & (workers.c.seen_at > attempts.c.lease_until)
-            lost = select(func.count()).where(
+            came_back = (workers.c.id == attempts.c.worker) & (workers.c.seen_at > attempts.c.lease_until)
+            lost_count = select(func.count()).where(
                 attempts.c.rollout_id == rollout_id,
                 attempts.c.status == "unresponsive",
                 json_field(attempts.c.error, "type") == "WorkerLost",
-                ~select(workers.c.id).where(back).exists(),
+                ~select(workers.c.id).where(came_back).exists(),
             )
-            last = context.connection.execute(lost).scalar_one() + 1 >= MAX_LOST
+            is_last = context.connection.execute(lost_count).scalar_one() + 1 >= MAX_LOST
             error = ErrorInfo("run", "WorkerLost", f"worker {worker} did not answer in time")
-            take_attempt(context, attempt_id, rollout_id, error, "failed" if last else "requeuing")
+            take_attempt(context, attempt_id, rollout_id, error, "failed" if is_last else "requeuing")
         if expired:
             context.session.notify()
         return len(expired)
 
     def _spares_others(self, grace_s: float) -> bool:
         """Return whether leases of others are left alone, now that the server has answered."""
-        now, before = time.monotonic(), self._in_touch_at
+        now, in_touch_before = time.monotonic(), self._in_touch_at
         self._in_touch_at = now
-        if before is not None and now - before > max(grace_s / 3, _OUT_OF_TOUCH_S):
+        if in_touch_before is not None and now - in_touch_before > max(grace_s / 3, _OUT_OF_TOUCH_S):
             self._spares_until = now + grace_s
         return now < self._spares_until
 
 
-def executed_elsewhere(run_id: str, who: Sequence[str]) -> str:
+def executed_elsewhere(run_id: str, executors: Sequence[str]) -> str:
     """Return the error message for a run that cannot be executed because others execute it."""
     return (
-        f"run {run_id} is being executed by {', '.join(who)}; wait until it ends. If it was killed, run the "
+        f"run {run_id} is being executed by {', '.join(executors)}; wait until it ends. If it was killed, run the "
         "same command again after its lease has expired, which takes seconds"
     )
 
 
-def _alone(run_id: str) -> Select[tuple[Any]]:
+def _executor_alone(run_id: str) -> Select[tuple[Any]]:
     """Select the process that executes a run alone now."""
     return select(workers.c.id).where(workers.c.run_id == run_id, workers.c.lease_until >= store_clock())
 

@@ -218,17 +218,17 @@ class OutcomeRepository(Repository):
             select(func.max(rewards.c.verdict_id)).scalar_subquery(),
             select(func.count()).select_from(rollouts).scalar_subquery(),
         )
-        moved = select(rollouts.c.id).where(
+        changed_rollouts = select(rollouts.c.id).where(
             (rollouts.c.updated_at >= since.updated_at - _LATE_S) | rollouts.c.status.in_(("preparing", "running"))
         )
-        judged = (
+        newly_judged = (
             select(attempts.c.rollout_id)
             .join(rewards, rewards.c.attempt_id == attempts.c.id)
             .where((rewards.c.verdict_id > since.verdict_id) | rewards.c.review.is_not(None))
         )
         with self._reading() as connection:
             updated_at, verdict_id, number = connection.execute(newest).one()
-            ids = list(connection.execute(union(moved, judged)).scalars())
+            ids = list(connection.execute(union(changed_rollouts, newly_judged)).scalars())
         return ids, ChangeMark(updated_at or 0.0, verdict_id or 0, number)
 
     def by_task(self, run_id: str) -> dict[str, TaskCounts]:
@@ -247,13 +247,13 @@ class OutcomeRepository(Repository):
         with self._reading() as connection:
             rows = connection.execute(query).all()
         counts: dict[str, TaskCounts] = {}
-        for task, solved, graded, ended in rows:
-            other = counts.get(task, TaskCounts(0, 0, 0))
-            counts[task] = TaskCounts(
-                other.solved + solved,
-                other.graded + graded,
-                other.failed + ended - graded,
-                other.differ or 0 < solved < graded,
+        for task_id, solved, graded, ended in rows:
+            counts_before = counts.get(task_id, TaskCounts(0, 0, 0))
+            counts[task_id] = TaskCounts(
+                counts_before.solved + solved,
+                counts_before.graded + graded,
+                counts_before.failed + ended - graded,
+                counts_before.differ or 0 < solved < graded,
             )
         return counts
 

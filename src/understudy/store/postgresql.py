@@ -61,10 +61,10 @@ _UNIQUE_TEXT_KEY = "understudy store"
 _SMALL_TABLE = 1 << 20
 """A table with fewer bytes is not worth rewriting."""
 
-_own = MetaData()
+_postgresql_metadata = MetaData()
 _writers = Table(
     "store_writers",
-    _own,
+    _postgresql_metadata,
     Column("id", Text, primary_key=True),
     Column("group_number", BigInteger, nullable=False),
     Column("committed_at", Float, nullable=False),
@@ -146,8 +146,8 @@ class PostgresqlSession(WriterSession):
 
     def insert(self, statement: HotStatement, row: Sequence[Any]) -> int | None:
         """Insert a row. Returns its number, or None."""
-        row_found = self._run(statement, row).fetchone()
-        return None if row_found is None else row_found[0]
+        inserted = self._run(statement, row).fetchone()
+        return None if inserted is None else inserted[0]
 
     def fetch_one(self, statement: HotStatement, values: Sequence[Any]) -> tuple[Any, ...] | None:
         """Return the first row of a query, or None."""
@@ -324,7 +324,7 @@ class PostgresqlDriver(DatabaseDriver):
                 return
             if version is None:
                 metadata.create_all(connection)
-                _own.create_all(connection)
+                _postgresql_metadata.create_all(connection)
                 connection.exec_driver_sql(_ADD_ROW_ID)
             migrate_connection(connection, stamp=version is None)
 
@@ -338,9 +338,10 @@ class PostgresqlDriver(DatabaseDriver):
         if not names:
             return None
         if "alembic_version" not in names or not names >= {"blobs", "nodes", "calls"}:
-            some = ", ".join(sorted(names)[:3])
+            examples = ", ".join(sorted(names)[:3])
             raise StoreError(
-                f"{self.name} has tables of another application ({some}); use a separate database for the store"
+                f"{self.name} has tables of another application ({examples}); use a separate database for the "
+                "store"
             )
         version: str | None = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
         if version not in (None, HEAD) and (message := unknown_schema(version)):
@@ -393,7 +394,7 @@ class PostgresqlDriver(DatabaseDriver):
         if not isinstance(cause, _psycopg().Error):
             return 0.0
         state = cause.sqlstate or ""
-        if state.startswith(_PASSING):
+        if state.startswith(_TEMPORARY_STATES):
             return self._repeat_s
         outage = isinstance(cause, _psycopg().OperationalError) and not state and _is_outage(cause)
         return self._outage_s if outage else 0.0
@@ -473,11 +474,11 @@ class PostgresqlDriver(DatabaseDriver):
         """Rewrite tables of which a quarter is unused, and make unused space of the others reusable."""
         with self.engine.connect() as connection:
             for table in metadata.sorted_tables:
-                whole, rows = connection.exec_driver_sql(
+                table_bytes, row_bytes = connection.exec_driver_sql(
                     f"SELECT pg_table_size('{table.name}'), coalesce(sum(pg_column_size(t.*)), 0) "
                     f"FROM {table.name} AS t"
                 ).one()
-                full = "FULL, " if whole > _SMALL_TABLE and rows < 0.75 * whole else ""
+                full = "FULL, " if table_bytes > _SMALL_TABLE and row_bytes < 0.75 * table_bytes else ""
                 connection.exec_driver_sql(f"VACUUM ({full}ANALYZE) {table.name}")
         return ""
 
@@ -491,7 +492,7 @@ class PostgresqlDriver(DatabaseDriver):
 _UNREAD = frozenset({"node_id", "answer_id", "action_id", "system_id", "read_at", "parent", "losses"})
 """Columns that selections of turns do not read."""
 
-_PASSING = ("08", "57P01", "57P02", "57P03", "53300", "40001", "40P01", "25P03", "25P02")
+_TEMPORARY_STATES = ("08", "57P01", "57P02", "57P03", "53300", "40001", "40P01", "25P03", "25P02")
 """Classes of SQLSTATE that are temporary: lost connections, a server that stops or starts, too many clients,
 deadlocks.
 """

@@ -88,7 +88,7 @@ class RunRepository(Repository):
             values = {"id": run_id, "config": column, "created_at": time.time()}
             context.connection.execute(insert(runs).values(values))
         elif existing != column:
-            changed = _differing(msgspec.json.decode(existing), msgspec.json.decode(column))
+            changed = _differing_keys(msgspec.json.decode(existing), msgspec.json.decode(column))
             if changed == "served":
                 context.connection.execute(update(runs).where(runs.c.id == run_id).values(config=column))
                 return
@@ -110,14 +110,14 @@ class RunRepository(Repository):
         return next(iter(self._read_all(query, _run)), None)
 
     @queued
-    def add_tasks(self, context: WriteContext, run_id: str, new: Sequence[Task]) -> None:
+    def add_tasks(self, context: WriteContext, run_id: str, new_tasks: Sequence[Task]) -> None:
         """Store the tasks of a run.
 
         Storing the same again changes nothing; raises StoreError if a task's content differs.
         """
         query = select(tasks.c.id, tasks.c.blob_id).where(tasks.c.run_id == run_id)
         existing: dict[str, int] = {row.id: row.blob_id for row in context.connection.execute(query)}
-        for task in new:
+        for task in new_tasks:
             blob = context.contents.blob(json_column(canonical, task, f"task {task.instance_id}"))
             if task.instance_id not in existing:
                 values = {"run_id": run_id, "id": task.instance_id, "blob_id": blob}
@@ -147,7 +147,7 @@ class RunRepository(Repository):
         self,
         context: WriteContext,
         run_id: str,
-        new: Sequence[tuple[str, str, int]],
+        new_rollouts: Sequence[tuple[str, str, int]],
         agent: AgentIdentity = _CLAUDE_CODE,
     ) -> None:
         """Store rollouts (id, task id, sample index) of an agent as queuing.
@@ -158,7 +158,7 @@ class RunRepository(Repository):
         table = rollouts.c
         query = select(table.id, table.run_id, table.task_id, table.agent, table.sample_index, table.status)
         now = time.time()
-        for rollout_id, task_id, index in new:
+        for rollout_id, task_id, index in new_rollouts:
             same_sample = and_(
                 table.run_id == run_id,
                 table.task_id == task_id,
@@ -220,9 +220,9 @@ class RunRepository(Repository):
                 "lists for this store"
             )
         if len(matches) > 1:
-            some = ", ".join(rollout.id for rollout in matches[:5]) + (", …" if len(matches) > 5 else "")
+            examples = ", ".join(rollout.id for rollout in matches[:5]) + (", …" if len(matches) > 5 else "")
             raise StoreError(
-                f"{self._name}: the ids of {len(matches)} rollouts begin with {prefix!r}: {some}; type more "
+                f"{self._name}: the ids of {len(matches)} rollouts begin with {prefix!r}: {examples}; type more "
                 "characters of the id"
             )
         return matches[0]
@@ -232,7 +232,7 @@ class RunRepository(Repository):
         self, context: WriteContext, rollout_id: str, status: RolloutStatus, *, error: ErrorInfo | None = None
     ) -> None:
         """Cancel or requeue a rollout while no attempt works on it. Raises StoreError if that is illegal."""
-        _move_rollout(context, rollout_id, status, error)
+        _set_rollout_status(context, rollout_id, status, error)
 
     @queued
     def recover(self, context: WriteContext, run_id: str) -> int:
@@ -259,7 +259,7 @@ class RunRepository(Repository):
         ended = and_(rollouts.c.run_id == run_id, rollouts.c.status.in_(("failed", "cancelled")))
         ids = context.connection.execute(select(rollouts.c.id).where(ended)).scalars().all()
         for rollout_id in ids:
-            _move_rollout(context, rollout_id, "requeuing", None)
+            _set_rollout_status(context, rollout_id, "requeuing", None)
         return len(ids)
 
     # --- attempts --------------------------------------------------------------------------------------
@@ -272,8 +272,8 @@ class RunRepository(Repository):
     @queued
     def mark_running(self, context: WriteContext, attempt_id: str) -> None:
         """Move an attempt and its rollout from preparing to running."""
-        _move(context, "attempt", attempt_id, "running", heartbeat_at=time.time())
-        _move_rollout(context, _rollout_of(context, attempt_id), "running", None)
+        _set_status(context, "attempt", attempt_id, "running", heartbeat_at=time.time())
+        _set_rollout_status(context, _rollout_of(context, attempt_id), "running", None)
 
     @queued
     def heartbeat(self, context: WriteContext, attempt_ids: Sequence[str]) -> None:
@@ -301,7 +301,7 @@ class RunRepository(Repository):
         Timings are in seconds.
         """
         store = context.contents.blob
-        _move(
+        _set_status(
             context,
             "attempt",
             attempt_id,
@@ -312,7 +312,7 @@ class RunRepository(Repository):
             patch_id=None if patch is None else store(patch),
             findings=findings_column(findings) if findings else None,
         )
-        _move_rollout(context, _rollout_of(context, attempt_id), rollout_status, error)
+        _set_rollout_status(context, _rollout_of(context, attempt_id), rollout_status, error)
         if verdict is not None:
             values = {"attempt_id": attempt_id, **_reward_columns(context, attempt_id, verdict)}
             context.connection.execute(insert(rewards).values(values))
@@ -367,8 +367,8 @@ class RunRepository(Repository):
             raise StoreError(
                 f"attempt {attempt_id} has no verdict to replace; give an attempt that has been graded"
             )
-        before = _verdict(read_blobs(context.connection, [row.verdict_id])[row.verdict_id])
-        earlier = (*before.earlier, msgspec.structs.replace(before, earlier=()))
+        replaced = _verdict(read_blobs(context.connection, [row.verdict_id])[row.verdict_id])
+        earlier = (*replaced.earlier, msgspec.structs.replace(replaced, earlier=()))
         values = _reward_columns(context, attempt_id, msgspec.structs.replace(verdict, earlier=earlier))
         if row.review is not None:
             del values["integrity"]
@@ -413,7 +413,7 @@ def _reward_columns(context: WriteContext, attempt_id: str, verdict: Verdict) ->
 
 def begin_attempt(context: WriteContext, rollout_id: str, lease: Lease | None) -> Attempt:
     """Start the next attempt of a rollout. Raises StoreError if the rollout is not queued."""
-    _move_rollout(context, rollout_id, "preparing", None)
+    _set_rollout_status(context, rollout_id, "preparing", None)
     query = select(func.max(attempts.c.number)).where(attempts.c.rollout_id == rollout_id)
     number = (context.connection.execute(query).scalar() or 0) + 1
     attempt = insert_attempt(context, f"{rollout_id}.{number}", rollout_id, number, "preparing")
@@ -428,8 +428,8 @@ def take_attempt(
 ) -> None:
     """Take an open attempt away from its worker, so that none of the worker's later writes to it are stored."""
     ended = {"ended_at": time.time(), "error": error_column(error)}
-    _move(context, "attempt", attempt_id, "unresponsive", **ended)
-    _move_rollout(context, rollout_id, status, error if status == "failed" else None)
+    _set_status(context, "attempt", attempt_id, "unresponsive", **ended)
+    _set_rollout_status(context, rollout_id, status, error if status == "failed" else None)
 
 
 def insert_attempt(
@@ -478,19 +478,21 @@ def read_verdicts(connection: Connection, attempt_ids: Sequence[str] | Select[tu
     for row in rows:
         verdict = _verdict(contents[row.verdict_id])
         if row.review is not None:
-            before = verdict.integrity.reason
-            reason = f"reviewed: {row.review}" + (f" (before: {before})" if before else "")
+            earlier_reason = verdict.integrity.reason
+            reason = f"reviewed: {row.review}" + (f" (before: {earlier_reason})" if earlier_reason else "")
             integrity = msgspec.structs.replace(verdict.integrity, status=row.integrity, reason=reason)
             verdict = msgspec.structs.replace(verdict, integrity=integrity)
         verdicts[row.attempt_id] = verdict
     return verdicts
 
 
-def _move_rollout(context: WriteContext, rollout_id: str, status: RolloutStatus, error: ErrorInfo | None) -> None:
-    _move(context, "rollout", rollout_id, status, updated_at=time.time(), error=error_column(error))
+def _set_rollout_status(
+    context: WriteContext, rollout_id: str, status: RolloutStatus, error: ErrorInfo | None
+) -> None:
+    _set_status(context, "rollout", rollout_id, status, updated_at=time.time(), error=error_column(error))
 
 
-def _move(context: WriteContext, noun: str, key: str, status: Any, **values: Any) -> None:
+def _set_status(context: WriteContext, noun: str, key: str, status: Any, **values: Any) -> None:
     """Change the status and other columns of a row. Raises StoreError if the change is illegal."""
     table, transitions = _TABLES[noun]
     # An illegal change updates no row, so checking and changing are a single statement.
@@ -517,6 +519,10 @@ def _rollout_of(context: WriteContext, attempt_id: str) -> str:
     return context.connection.execute(query).scalar_one()
 
 
-def _differing(before: dict[str, Any], after: dict[str, Any]) -> str:
-    names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+def _differing_keys(old_config: dict[str, Any], new_config: dict[str, Any]) -> str:
+    names = [
+        name
+        for name in sorted(old_config.keys() | new_config.keys())
+        if old_config.get(name) != new_config.get(name)
+    ]
     return ", ".join(names) or "spelling"

@@ -96,7 +96,7 @@ class SessionListRepository(Repository):
 
         `text` is a substring of the log's path or of the session id.
         """
-        chosen: list[ColumnElement[bool]] = [
+        conditions: list[ColumnElement[bool]] = [
             column == value
             for column, value in (
                 (traces.c.project, project),
@@ -106,23 +106,25 @@ class SessionListRepository(Repository):
             if value is not None
         ]
         if text is not None:
-            chosen.append(
+            conditions.append(
                 (text_position(traces.c.source, text) > 0) | (text_position(traces.c.session_id, text) > 0)
             )
-        page = select(traces).where(*chosen, traces.c.key > after).order_by(traces.c.key).limit(limit)
+        page = select(traces).where(*conditions, traces.c.key > after).order_by(traces.c.key).limit(limit)
         with self._reading() as connection:
-            total: int = connection.execute(select(func.count()).select_from(traces).where(*chosen)).scalar_one()
+            total: int = connection.execute(
+                select(func.count()).select_from(traces).where(*conditions)
+            ).scalar_one()
             rows = connection.execute(page).mappings().all()
             keys = [row["key"] for row in rows]
-            of_page = turns.c.trace_key.in_(keys)
+            is_on_page = turns.c.trace_key.in_(keys)
             sums = [func.sum(turns.c[name]).label(name) for name in _SUMMED]
-            own = (func.count().label("states"), func.min(turns.c.timestamp).label("began"))
-            query = select(turns.c.trace_key, *own, *sums).where(of_page).group_by(turns.c.trace_key)
+            state_columns = (func.count().label("states"), func.min(turns.c.timestamp).label("began"))
+            query = select(turns.c.trace_key, *state_columns, *sums).where(is_on_page).group_by(turns.c.trace_key)
             summed: dict[int, RowMapping] = {row["trace_key"]: row for row in connection.execute(query).mappings()}
             counted: dict[str, dict[int, dict[str, int]]] = {}
             for name in _COUNTED:
                 by_value = select(turns.c.trace_key, turns.c[name], func.count()).where(
-                    of_page, turns.c[name].is_not(None)
+                    is_on_page, turns.c[name].is_not(None)
                 )
                 counts = counted.setdefault(name, {})
                 for key, value, number in connection.execute(by_value.group_by(turns.c.trace_key, turns.c[name])):

@@ -216,7 +216,7 @@ class SessionRepository(Repository):
 
     @queued
     def add(
-        self, context: WriteContext, new: Sequence[PackedTrace], sources: Sequence[LogSource] = ()
+        self, context: WriteContext, packed_traces: Sequence[PackedTrace], sources: Sequence[LogSource] = ()
     ) -> TraceChanges:
         """Store traces, all or none, and record `sources` as read.
 
@@ -225,7 +225,7 @@ class SessionRepository(Repository):
         Existing turns are updated. Turns that a trace no longer has stay in the store.
         """
         totals = TraceChanges()
-        for trace, contents in new:
+        for trace, contents in packed_traces:
             changes = _write_trace(context, trace, contents)
             totals = TraceChanges(
                 totals.new + changes.new, totals.changed + changes.changed, totals.same + changes.same
@@ -258,22 +258,24 @@ class SessionRepository(Repository):
         where: str | None,
         limit: int,
         seed: int,
-        first: Set[str] = frozenset(),
+        preferred: Set[str] = frozenset(),
     ) -> TurnSelection:
         """Select a random sample, like `select`, among the turns that `accept` accepts.
 
-        `accept` gets `columns` of each turn. The states in `first` are preferred. Raises ConfigError like
+        `accept` gets `columns` of each turn. The states in `preferred` come first. Raises ConfigError like
         `select`.
         """
 
         def order(row: Mapping[str, Any]) -> tuple[bool, int]:
-            return row["state_id"] not in first, sample_rank(row["state_id"], seed)
+            return row["state_id"] not in preferred, sample_rank(row["state_id"], seed)
 
-        read = ("trace_key", "turn_key", "state_id", *(name for name in columns if name in COLUMNS))
+        read_columns = ("trace_key", "turn_key", "state_id", *(name for name in columns if name in COLUMNS))
         with self._database.driver.turns_connection() as raw:
-            rows = (dict(zip(read, row, strict=True)) for row in select_turns(raw, read, where, None))
-            chosen = nsmallest(limit, filter(accept, rows), order)
-        return TurnSelection(sorted((row["trace_key"], row["turn_key"]) for row in chosen))
+            rows = (
+                dict(zip(read_columns, row, strict=True)) for row in select_turns(raw, read_columns, where, None)
+            )
+            sampled = nsmallest(limit, filter(accept, rows), order)
+        return TurnSelection(sorted((row["trace_key"], row["turn_key"]) for row in sampled))
 
     def table(
         self,
@@ -333,25 +335,28 @@ class SessionRepository(Repository):
         with self._reading() as connection:
             states = matching(turns.c.state_id, turns.c.state_id)
             sessions = matching(traces.c.session_id, traces.c.session_id, traces.c.id)
-        whole = [one for one in states if one == prefix], [one for one in sessions if one == prefix]
-        return whole if any(whole) else (states, sessions)
+        exact = (
+            [matching_id for matching_id in states if matching_id == prefix],
+            [matching_id for matching_id in sessions if matching_id == prefix],
+        )
+        return exact if any(exact) else (states, sessions)
 
     def summaries(self, limit: int) -> tuple[list[SessionSummary], int]:
         """Return at most `limit` sessions, those with the newest turns first, and the total number of sessions."""
-        last = func.max(turns.c.timestamp)
+        last_timestamp = func.max(turns.c.timestamp)
         columns = {
             "session_id": traces.c.session_id,
             "format": func.min(traces.c.format),
             "project": func.min(traces.c.project),
             "conversations": func.count(traces.c.key.distinct()),
             "states": func.count(),
-            "last": last,
+            "last": last_timestamp,
         }
         query = (
             select(*(column.label(name) for name, column in columns.items()))
             .join_from(turns, traces, traces.c.key == turns.c.trace_key)
             .group_by(traces.c.session_id)
-            .order_by(last.desc().nulls_last(), traces.c.session_id)
+            .order_by(last_timestamp.desc().nulls_last(), traces.c.session_id)
             .limit(limit)
         )
         with self._reading() as connection:
@@ -370,8 +375,8 @@ class SessionRepository(Repository):
     def session(self, session_id: str) -> TurnSelection:
         """Select all turns of a session: of its own traces, and of the subagents that it started."""
         started = json_field(traces.c.parent, "session_id") == session_id
-        own = select(traces.c.key).where(or_(traces.c.session_id == session_id, started))
-        return self._turns_of(turns.c.trace_key.in_(own))
+        trace_keys = select(traces.c.key).where(or_(traces.c.session_id == session_id, started))
+        return self._turns_of(turns.c.trace_key.in_(trace_keys))
 
     def _turns_of(self, condition: ColumnElement[bool]) -> TurnSelection:
         query = select(turns.c.trace_key, row_id(turns)).where(condition)
@@ -379,15 +384,15 @@ class SessionRepository(Repository):
             rows = connection.execute(query.order_by(turns.c.trace_key, turns.c.position, row_id(turns)))
             return TurnSelection([(trace, turn) for trace, turn in rows])
 
-    def read(self, given: TurnSelection) -> Iterator[tuple[TraceRow, list[bytes]]]:
+    def read(self, selection: TurnSelection) -> Iterator[tuple[TraceRow, list[bytes]]]:
         """Yield the traces of the selected turns, with only these turns, and their contents.
 
         Each is read when needed.
         """
-        for key, keys in given.items():
+        for key, turn_keys in selection.items():
             with self._reading() as connection:
-                read = _read(connection, key, keys)
-            yield read
+                trace_and_contents = _read(connection, key, turn_keys)
+            yield trace_and_contents
 
 
 # --- writing -------------------------------------------------------------------------------------------
@@ -398,12 +403,12 @@ def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed
     if not row.turns:
         return TraceChanges()
     nodes: list[int] = []
-    for before, content in row.nodes:
-        nodes.append(context.contents.node(nodes[before] if before >= 0 else EMPTY, ids[content]))
+    for parent, content in row.nodes:
+        nodes.append(context.contents.node(nodes[parent] if parent >= 0 else EMPTY, ids[content]))
     key = _write_trace_row(context, row, ids)
     stored = {row[0]: row for row in context.session.fetch_all(_FIND_TURNS, (key,))}
     written: list[tuple[Any, ...]] = []
-    new = changed = 0
+    new_count = changed_count = 0
     for turn in row.turns:
         values = (
             turn.state_id,
@@ -423,14 +428,14 @@ def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed
             None if turn.tools is None else ids[turn.tools],
             *(getattr(turn, name) for name in _SIGNALS),
         )
-        before = stored.get(turn.state_id)
-        if before == values:
+        parent = stored.get(turn.state_id)
+        if parent == values:
             continue
         written.append(values)
-        if before is None:
-            new += 1
-        elif _content(before) != _content(values):
-            changed += 1
+        if parent is None:
+            new_count += 1
+        elif _content(parent) != _content(values):
+            changed_count += 1
     context.session.insert_many(_PUT_TURN, written)
     if row.former_states:
         # Hardly ever one of them is stored, so all are sought together.
@@ -439,7 +444,7 @@ def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed
         for former, state_id in row.former_states.items():
             if former in stored_ids:
                 _replace_turn(context, former, state_id)
-    return TraceChanges(new, changed, len(row.turns) - new - changed)
+    return TraceChanges(new_count, changed_count, len(row.turns) - new_count - changed_count)
 
 
 def _replace_turn(context: WriteContext, former: str, state_id: str) -> None:
@@ -452,8 +457,8 @@ def _replace_turn(context: WriteContext, former: str, state_id: str) -> None:
         return
     context.connection.execute(update(asks).where(asks.c.state_id == former).values(state_id=state_id))
     context.connection.execute(delete(turns).where(turns.c.state_id == former))
-    left = select(turns.c.state_id).where(turns.c.trace_key == key)
-    context.connection.execute(delete(traces).where(traces.c.key == key, ~left.exists()))
+    remaining_turns = select(turns.c.state_id).where(turns.c.trace_key == key)
+    context.connection.execute(delete(traces).where(traces.c.key == key, ~remaining_turns.exists()))
 
 
 def _content(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -497,30 +502,30 @@ def _read(connection: Connection, key: int, keys: array[int]) -> tuple[TraceRow,
     tree = read_nodes(connection, ends)
     places = _Places()
     nodes: list[tuple[int, int]] = []
-    at = {EMPTY: -1}
+    index_of = {EMPTY: -1}
     for node in sorted(tree):
-        before, content = tree[node]
-        if before not in at:
+        parent, content = tree[node]
+        if parent not in index_of:
             raise damaged(f"node {node} does not lead to a root")
-        at[node] = len(nodes)
-        nodes.append((at[before], places[content]))
+        index_of[node] = len(nodes)
+        nodes.append((index_of[parent], places[content]))
     row = TraceRow(
         **{name: trace[name] for name in (*_PLAIN, *_BYTES)},
         system=places.of(trace["system_id"]),
         tools=places.of(trace["tools_id"]),
         nodes=nodes,
-        turns=[_turn(row, at, places) for row in rows],
+        turns=[_turn(row, index_of, places) for row in rows],
     )
     contents = read_blobs(connection, places)
     return row, [contents[content] for content in places]
 
 
-def _turn(row: RowMapping, at: Mapping[int, int], places: _Places) -> TurnRow:
+def _turn(row: RowMapping, index_of: Mapping[int, int], places: _Places) -> TurnRow:
     plain = ("state_id", "position", "message_id", "branch", "fidelity", "notes", "model", "family", "timestamp")
     return TurnRow(
         **{name: row[name] for name in (*plain, *_SIGNALS)},
-        node=at[row["node_id"]],
-        answer=None if row["answer_id"] is None else at[row["answer_id"]],
+        node=index_of[row["node_id"]],
+        answer=None if row["answer_id"] is None else index_of[row["answer_id"]],
         action=places[row["action_id"]],
         system=places.of(row["system_id"]),
         tools=places.of(row["tools_id"]),

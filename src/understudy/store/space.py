@@ -179,11 +179,11 @@ class SpaceRepository(Repository):
     @queued
     def _drop_run(self, context: WriteContext, run_id: str) -> None:
         own_rollouts = select(rollouts.c.id).where(rollouts.c.run_id == run_id)
-        execute, own = context.connection.execute, _attempts_of((run_id,))
+        execute, own_attempts = context.connection.execute, _attempts_of((run_id,))
         _drop_values(context, run_id)
         execute(delete(votes).where(votes.c.subject == "rollout", votes.c.subject_id.in_(own_rollouts)))
         for table in (calls, logs, rewards, keys):
-            execute(delete(table).where(table.c.attempt_id.in_(own)))
+            execute(delete(table).where(table.c.attempt_id.in_(own_attempts)))
         execute(delete(attempts).where(attempts.c.rollout_id.in_(own_rollouts)))
         for table in (rollouts, tasks):
             execute(delete(table).where(table.c.run_id == run_id))
@@ -205,10 +205,10 @@ class SpaceRepository(Repository):
             "tools_id": None,
             "node_id": EMPTY,
         }
-        own = _attempts_of((run_id,))
-        whole = calls.c.attempt_id.in_(own) & (calls.c.skeleton_id != skeleton)
-        context.connection.execute(update(calls).where(whole).values(values))
-        context.connection.execute(delete(logs).where(logs.c.attempt_id.in_(own)))
+        own_attempts = _attempts_of((run_id,))
+        unpruned = calls.c.attempt_id.in_(own_attempts) & (calls.c.skeleton_id != skeleton)
+        context.connection.execute(update(calls).where(unpruned).values(values))
+        context.connection.execute(delete(logs).where(logs.c.attempt_id.in_(own_attempts)))
         context.forget()
 
     @queued
@@ -276,8 +276,8 @@ def _attempts_of(run_ids: Collection[str]) -> Select[tuple[str]]:
 
 
 def _drop_values(context: WriteContext, run_id: str) -> None:
-    own = select(calls.c.id).where(calls.c.attempt_id.in_(_attempts_of((run_id,))))
-    context.connection.execute(delete(token_values).where(token_values.c.call_id.in_(own)))
+    own_calls = select(calls.c.id).where(calls.c.attempt_id.in_(_attempts_of((run_id,))))
+    context.connection.execute(delete(token_values).where(token_values.c.call_id.in_(own_calls)))
 
 
 def _by_run(*columns: ColumnElement[Any]) -> Select[Any]:
@@ -301,9 +301,9 @@ def _pruned_skeleton() -> ScalarSelect[int]:
     return select(blobs.c.id).where(blobs.c.hash == content_hash(_PRUNED_SKELETON)).scalar_subquery()
 
 
-def _living_nodes(without: Collection[str]) -> Select[Any]:
+def _living_nodes(run_ids: Collection[str]) -> Select[Any]:
     """Select the nodes of all conversations, except those of the calls of some runs."""
-    ends = [select(calls.c.node_id.label("id")).where(_not_of(calls.c.attempt_id, without))]
+    ends = [select(calls.c.node_id.label("id")).where(_not_of(calls.c.attempt_id, run_ids))]
     ends += [select(turns.c[name].label("id")) for name in ("node_id", "answer_id")]
     living = select(union(*ends).subquery().c.id).cte("living", recursive=True)
     living = living.union(select(nodes.c.parent_id).join(living, nodes.c.id == living.c.id))
@@ -314,8 +314,8 @@ def _named_contents(runs_: Collection[str], bodies: Collection[str]) -> Select[A
     """Select the contents that rows refer to, ignoring rows of the runs `runs_` and of the calls and logs of
     `bodies`.
     """
-    both = {*runs_, *bodies}
-    without = {calls: both, logs: both, attempts: runs_, rewards: runs_}
+    without_bodies = {*runs_, *bodies}
+    without = {calls: without_bodies, logs: without_bodies, attempts: runs_, rewards: runs_}
     named: list[Select[Any]] = []
     for table in metadata.sorted_tables:
         for column in table.columns:
@@ -323,7 +323,7 @@ def _named_contents(runs_: Collection[str], bodies: Collection[str]) -> Select[A
                 continue
             query = select(column.label("id")).where(column.is_not(None))
             if table is nodes:
-                query = query.where(nodes.c.id.in_(_living_nodes(both)))
+                query = query.where(nodes.c.id.in_(_living_nodes(without_bodies)))
             elif table is tasks:
                 query = query.where(tasks.c.run_id.not_in(json_values(sorted(runs_), Text)))
             elif table in without:
@@ -343,9 +343,9 @@ def _unindexed() -> Iterator[tuple[str, str, str]]:
     """
     for table in metadata.sorted_tables:
         keys_ = [*table.constraints, *table.indexes]
-        first = {next(iter(key.columns)).name for key in keys_ if isinstance(key, _INDEXED) and len(key.columns)}
+        indexed = {next(iter(key.columns)).name for key in keys_ if isinstance(key, _INDEXED) and len(key.columns)}
         for column in table.columns:
-            if column.foreign_keys and column.name not in first:
+            if column.foreign_keys and column.name not in indexed:
                 yield f"prune_{table.name}_{column.name}", table.name, column.name
 
 

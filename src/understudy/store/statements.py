@@ -232,9 +232,9 @@ _SPELLINGS: dict[type[FunctionElement[Any]], dict[DatabaseDialect, str]] = {
 """How each database spells a function. `{type}` is the database's name for the type of the result."""
 
 
-def _spell(element: FunctionElement[Any], compiler: Any, **more: Any) -> str:
+def _spell(element: FunctionElement[Any], compiler: Any, **options: Any) -> str:
     spelling = _SPELLINGS[type(element)][compiler.dialect.name]
-    arguments = (compiler.process(clause, **more) for clause in element.clauses)
+    arguments = (compiler.process(clause, **options) for clause in element.clauses)
     kind = compiler.dialect.type_compiler_instance.process(element.type) if "{type}" in spelling else ""
     return spelling.format(*arguments, type=kind)
 

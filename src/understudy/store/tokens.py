@@ -101,18 +101,23 @@ class StoredIds(TokenIds):
         return unpack_ids(self.packed, self._count)
 
 
-def begins_with(now: Sequence[int], *before: Sequence[int]) -> bool:
+def begins_with(prompt: Sequence[int], *beginning: Sequence[int]) -> bool:
     """Return whether a prompt begins with these ids, concatenated: the prompt of an earlier call and its
     completion.
 
     If the place in the store already answers this, no ids are read.
     """
-    first = before[0] if before else ()
-    if isinstance(now, StoredIds) and isinstance(first, StoredIds) and now.place and first.place:
-        sizes = [part.size for part in before if isinstance(part, StoredIds) and part.size is not None]
-        if now.place.base_key == first.place.key and len(sizes) == len(before):
-            return now.place.shared >= sum(sizes)
-    return pack_ids(now).startswith(b"".join(map(pack_ids, before)))
+    earlier_prompt = beginning[0] if beginning else ()
+    if (
+        isinstance(prompt, StoredIds)
+        and isinstance(earlier_prompt, StoredIds)
+        and prompt.place
+        and earlier_prompt.place
+    ):
+        sizes = [ids.size for ids in beginning if isinstance(ids, StoredIds) and ids.size is not None]
+        if prompt.place.base_key == earlier_prompt.place.key and len(sizes) == len(beginning):
+            return prompt.place.shared >= sum(sizes)
+    return pack_ids(prompt).startswith(b"".join(map(pack_ids, beginning)))
 
 
 def pack_ids(ids: Sequence[int]) -> Ids:
@@ -185,14 +190,14 @@ def unpack_float32(data: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(data) // 4}f", data)
 
 
-def shared_bytes(before: Ids, prompt: Ids) -> int:
+def shared_bytes(earlier: Ids, prompt: Ids) -> int:
     """Return how many leading bytes the two have in common."""
-    low, high = 0, min(len(before), len(prompt))
-    if prompt.startswith(before[:high]):
+    low, high = 0, min(len(earlier), len(prompt))
+    if prompt.startswith(earlier[:high]):
         return high
     while high - low > 1:
         middle = (low + high) // 2
-        if prompt.startswith(before[low:middle], low):
+        if prompt.startswith(earlier[low:middle], low):
             low = middle
         else:
             high = middle

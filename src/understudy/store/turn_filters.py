@@ -90,52 +90,52 @@ def select_turns(
     ConfigError like `SessionRepository.select`.
     """
     if where is not None and not where.strip():
-        raise _wrong(where, "it is empty")
-    until = math.inf if where is None else time.monotonic() + patience_s
-    raw.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
+        raise _invalid_where(where, "it is empty")
+    deadline = math.inf if where is None else time.monotonic() + patience_s
+    raw.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
     order = "" if any("(" in column for column in columns) else _ORDER
     if group is not None:
         order = f"GROUP BY {group} ORDER BY count(*) DESC, {group} "
-    chosen = where or "1"
+    condition = where or "1"
     if seed is not None and limit is not None:
 
         def rank(state_id: str | bytes) -> int:
             return sample_rank(state_id, seed)
 
         raw.create_function("sample_rank", 1, rank, deterministic=True)
-        chosen = _SAMPLE.format(view=_VIEW, where=chosen, limit=limit)
+        condition = _SAMPLE.format(view=_VIEW, where=condition, limit=limit)
     query = _QUERY.format(
         columns=", ".join(columns),
         view=_VIEW,
-        where=chosen,
+        where=condition,
         order=order,
         limit=-1 if limit is None else limit,
     )
     try:
         return raw.execute(query).fetchall()
     except sqlite3.OperationalError as error:
-        late = str(error) == "interrupted"
-        if late and time.monotonic() <= until:
+        is_late = str(error) == "interrupted"
+        if is_late and time.monotonic() <= deadline:
             # Ctrl-C was raised inside SQLite's progress handler, where SQLite swallows exceptions; raise it again.
             raise KeyboardInterrupt from error
         if where is None:
             raise
-        raise _wrong(where, f"it takes longer than {patience_s:g} s" if late else str(error)) from error
+        raise _invalid_where(where, f"it takes longer than {patience_s:g} s" if is_late else str(error)) from error
     except (sqlite3.DatabaseError, sqlite3.Warning, sqlite3.ProgrammingError, UnicodeEncodeError) as error:
         if where is None:
             raise
-        raise _wrong(where, str(error)) from error
+        raise _invalid_where(where, str(error)) from error
 
 
-def _authorize(action: int, first: str | None, second: str | None, *_: Any) -> int:
-    if action == sqlite3.SQLITE_READ and (first or "") in _READABLE:
+def _authorize(action: int, table: str | None, function_name: str | None, *_: Any) -> int:
+    if action == sqlite3.SQLITE_READ and (table or "") in _READABLE:
         return sqlite3.SQLITE_OK
-    if action in _ALLOWED and (second or "").lower() not in _FORBIDDEN:
+    if action in _ALLOWED and (function_name or "").lower() not in _FORBIDDEN:
         return sqlite3.SQLITE_OK
     return sqlite3.SQLITE_DENY
 
 
-def _wrong(where: str, reason: str) -> ConfigError:
+def _invalid_where(where: str, reason: str) -> ConfigError:
     # Use only the first line: the others quote our own query around the expression.
     reason = reason.partition("\n")[0].rstrip(".")
     if reason.startswith('near ")"') and ")" not in where:  # the bracket is that of our own query

@@ -74,7 +74,7 @@ class VoteRepository(Repository):
 
     def excluded_rollouts(self) -> frozenset[str]:
         """Return the rollouts that more than half of their votes exclude from learning."""
-        return frozenset(key for key, labels in self._labels("rollout").items() if _most(labels, EXCLUDE))
+        return frozenset(key for key, labels in self._labels("rollout").items() if _is_majority(labels, EXCLUDE))
 
     def doubted_pairs(self) -> frozenset[str]:
         """Return the pairs of which at least half of the votes do not confirm that the chosen answer is the
@@ -93,10 +93,10 @@ class VoteRepository(Repository):
         return labels
 
 
-def _most(labels: Counter[str], label: str) -> bool:
+def _is_majority(labels: Counter[str], label: str) -> bool:
     return 2 * labels[label] > labels.total()
 
 
 def _remove(context: WriteContext, subject: VoteSubject, subject_id: str, voter: str) -> bool:
-    one = and_(votes.c.subject == subject, votes.c.subject_id == subject_id, votes.c.voter == voter)
-    return context.connection.execute(delete(votes).where(one)).rowcount == 1
+    is_vote = and_(votes.c.subject == subject, votes.c.subject_id == subject_id, votes.c.voter == voter)
+    return context.connection.execute(delete(votes).where(is_vote)).rowcount == 1

@@ -200,7 +200,7 @@ class TranscriptReader:
                     call.dialect, position.node, position.outer, outer, self._tree.contents
                 )
         others = {call.id for call, _ in piece if call.id not in conversations}
-        for call in store.calls.some(tuple(others)) if others else ():
+        for call in store.calls.with_ids(tuple(others)) if others else ():
             conversations[call.id] = self._reader.whole(call)
         for call, _ in piece:
             node = self._builder.add(call, conversations[call.id])
