@@ -21,7 +21,7 @@ from understudy.trajectory.roles import Role
 from understudy.types import WORK_ROLES
 
 ProgressCallback = Callable[[int, int], None]
-"""Called with `(done, of)` during writing. `of` is 0 if the total is not known in advance."""
+"""Called during writing with the rows written and their total, which is 0 if it is not known in advance."""
 
 
 class ExportSummary(Struct, frozen=True, kw_only=True):
@@ -105,5 +105,5 @@ def traits_of(function: Callable[..., ExportSummary]) -> FormatTraits:
     return getattr(function, "traits", FormatTraits())
 
 
-def no_progress(done: int, of: int) -> None:
+def no_progress(written: int, total: int) -> None:
     """A `report` that does nothing."""

@@ -302,9 +302,9 @@ class Corpus:
             return
         self.counts.lengths[example.length] -= 1
         for end in ends:
-            last = end + 1 == len(example.messages)
+            is_end = end + 1 == len(example.messages)
             length = (
-                example.length if last else self.length_rule.measure(example.messages[: end + 1], example.tools)
+                example.length if is_end else self.length_rule.measure(example.messages[: end + 1], example.tools)
             )
             if length is not None:
                 self.counts.lengths[length] += 1
@@ -331,8 +331,8 @@ class Corpus:
     def _samples(self, item: CallSource, tally: CorpusCounts) -> Iterator[Sample]:
         roles, origin, trajectory = self.selection.roles, self.task_origin(item), self.trajectory(item)
         calls = [node.call for node in trajectory.nodes if node.role in roles]
-        if without := sum(call.status == "ok" and call.completion_token_ids is None for call in calls):
-            tally.left_out["calls without token ids"] += without
+        if without_tokens := sum(call.status == "ok" and call.completion_token_ids is None for call in calls):
+            tally.left_out["calls without token ids"] += without_tokens
         rollout_id = item.id if isinstance(item, ClientSession) else item.rollout.id
         reward = None if item.verdict is None else item.verdict.reward
         for sample in samples(trajectory, rollout_id=rollout_id, reward=reward, roles=roles):
@@ -457,9 +457,9 @@ class Corpus:
 
     def _begin(self) -> CorpusCounts:
         self.counts = CorpusCounts()
-        chosen = self.selection
-        if chosen.weights:
-            self._mixture = Mixture(self.store.sessions, chosen.weights, chosen.seed)
+        selection = self.selection
+        if selection.weights:
+            self._mixture = Mixture(self.store.sessions, selection.weights, selection.seed)
         return self.counts
 
     def _traces(self, tally: CorpusCounts) -> Iterator[Trace]:
@@ -475,10 +475,10 @@ class Corpus:
                 tally.left_out["not solved"] += len(trace.turns)
                 continue
             if not self.selection.include_lossy:
-                good = [turn for turn in trace.turns if turn.fidelity != "lossy"]
-                if len(good) < len(trace.turns):
-                    tally.left_out[LOSSY] += len(trace.turns) - len(good)
-                    trace = replace(trace, turns=good)
+                faithful = [turn for turn in trace.turns if turn.fidelity != "lossy"]
+                if len(faithful) < len(trace.turns):
+                    tally.left_out[LOSSY] += len(trace.turns) - len(faithful)
+                    trace = replace(trace, turns=faithful)
             if trace.turns:
                 texts = [*trace_texts(trace)]
                 exported = trace if self.redactor is None else redact_trace(trace, self.redactor, texts)
@@ -496,8 +496,8 @@ class Corpus:
         for path in self.selection.apart_from:
             for trace in trace_store.traces(path):
                 _, sketch = duplicates.find(_texts(list(trace_texts(trace))))
-                named = replace(trace, nodes=[], turns=[])
-                group = group_of(named if self.redactor is None else redact_trace(named, self.redactor))
+                header = replace(trace, nodes=[], turns=[])
+                group = group_of(header if self.redactor is None else redact_trace(header, self.redactor))
                 duplicates.add(group, sketch)
         return duplicates
 
@@ -524,10 +524,10 @@ class Corpus:
         texts = list(_texts(values))
         if benchmark is not None and (reason := benchmark.overlap(trace.project or group, texts)):
             return reason
-        near, sketch = duplicates.find(texts)
-        if near and selection.drop_near_duplicates:
+        near_groups, sketch = duplicates.find(texts)
+        if near_groups and selection.drop_near_duplicates:
             return "near-duplicate of another session"
-        if any(self.split(other) != self.split(group) for other in near):
+        if any(self.split(near_group) != self.split(group) for near_group in near_groups):
             return "near-duplicate of a session in the other split"
         duplicates.add(group, sketch)
         return None
@@ -535,9 +535,9 @@ class Corpus:
     def _client_sessions(self, tally: CorpusCounts) -> Iterator[ClientSession]:
         selection = self.selection
         attempts = {attempt.id.removeprefix(CLIENT): attempt for attempt in self.store.keys.clients()}
-        if unknown := [name for name in selection.clients if name not in attempts]:
+        if unknown_names := [name for name in selection.clients if name not in attempts]:
             raise ConfigError(
-                f"the store has no key {unknown[0]!r}; give one of: "
+                f"the store has no key {unknown_names[0]!r}; give one of: "
                 f"{', '.join(map(repr, attempts)) or 'none, it has no keys'}"
             )
         for name in dict.fromkeys(selection.clients):

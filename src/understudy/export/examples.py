@@ -71,7 +71,7 @@ def is_same_answer(message: Message, answer: Message) -> bool:
     if _comparison_key(message) != _comparison_key(answer):
         return False
     calls = zip(message.get("tool_calls") or (), answer.get("tool_calls") or (), strict=True)
-    return all(one == other or arguments_of(one) == arguments_of(other) for one, other in calls)
+    return all(call == sent_call or arguments_of(call) == arguments_of(sent_call) for call, sent_call in calls)
 
 
 def answer_flaw(answer: Message) -> str | None:
@@ -168,15 +168,18 @@ class Example(Struct, frozen=True, kw_only=True):
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-def with_thinking(example: Example, wanted: Thinking) -> Example | None:
+def with_thinking(example: Example, choice: Thinking) -> Example | None:
     """Return the example with its thinking kept or removed as requested; None if it is to be left out."""
     thoughts = [bool(example.messages[index].get("reasoning_content")) for index in example.trained]
-    keeps = keeps_thinking(thoughts, wanted)
+    keeps = keeps_thinking(thoughts, choice)
     if keeps is None:
         return None
     if keeps or not any(thoughts):
         return example
-    messages = [{key: part for key, part in one.items() if key != "reasoning_content"} for one in example.messages]
+    messages = [
+        {key: value for key, value in message.items() if key != "reasoning_content"}
+        for message in example.messages
+    ]
     return replace(example, messages=messages)
 
 
@@ -226,18 +229,18 @@ def attempt_examples(
             node, answer = answers.pop()
             messages = _history(node)
             learned: dict[int, Node] = {}
-            missed: list[tuple[Node, Message]] = []
+            unmatched: list[tuple[Node, Message]] = []
             position = 0
             for earlier, earlier_answer in answers:
                 same_prompt = earlier.conversation.prompt_digest == node.conversation.prompt_digest
                 index = find_answer(messages, earlier_answer, position) if same_prompt else None
                 if index is None:
-                    missed.append((earlier, earlier_answer))
+                    unmatched.append((earlier, earlier_answer))
                     continue
                 messages[index] = earlier_answer
                 learned[index] = earlier
                 position = index + 1
-            answers = missed
+            answers = unmatched
             learned[len(messages)] = node
             messages.append(answer)
             yield _call_example(graded, origin, node, messages, learned, "conversation")
@@ -269,7 +272,7 @@ def _call_example(
         group=origin.group,
         messages=messages,
         trained=tuple(learned),
-        answer_ids=tuple(one.call.id for one in learned.values()),
+        answer_ids=tuple(learned_node.call.id for learned_node in learned.values()),
         tools=node.conversation.tools or None,
         tools_source="logged" if node.conversation.tools else None,
         desirable=is_solved(reward),
@@ -354,10 +357,10 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
             continue
         remaining[number], answers[number] = turn, answer
         by_context.setdefault(turn.context, []).append(number)
-    for last in sorted(remaining, reverse=True):
-        if last not in remaining:
+    for end_number in sorted(remaining, reverse=True):
+        if end_number not in remaining:
             continue  # already trained on a newer path
-        turn = remaining.pop(last)
+        turn = remaining.pop(end_number)
         shape = turn.shape or trace.shape
         path = node_path(trace, turn.context)
         messages, answered = _path_messages(trace, path, shape, rendered)
@@ -373,7 +376,7 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
                 if index is not None and index not in learned and is_same_answer(messages[index], answers[number]):
                     messages[index] = answers[number]
                     learned[index] = remaining.pop(number)
-        messages.append(answers[last])
+        messages.append(answers[end_number])
         learned[len(messages) - 1] = turn
         notes["paths"] += 1
         yield _turn_example(trace, turn, messages, learned, "conversation", offered.tools_of(turn))
@@ -395,9 +398,9 @@ def _path_messages(
     history: list[Message] = []
     positions: list[int] = []
     for position, node in enumerate(path):
-        own = rendered_node(trace, node, rendered)
-        history += [{**message, _PATH_POSITION_KEY: position} for message in own]
-        answers = [message for message in own if message["role"] == "assistant"]
+        node_messages = rendered_node(trace, node, rendered)
+        history += [{**message, _PATH_POSITION_KEY: position} for message in node_messages]
+        answers = [message for message in node_messages if message["role"] == "assistant"]
         if any(message.get("content") or message.get("tool_calls") for message in answers):
             positions.append(position)
     system = SYSTEM_PROMPT if shape.system is None else shape.system
@@ -420,8 +423,8 @@ def node_path(trace: Trace, end: int) -> list[int]:
     return path[::-1]
 
 
-def _same_shape(one: RequestShape, other: RequestShape) -> bool:
-    return one is other or one == other
+def _same_shape(first: RequestShape, second: RequestShape) -> bool:
+    return first is second or first == second
 
 
 def _turn_example(

@@ -255,9 +255,9 @@ class ExportWriter:
                 self._open[split] = self._new_file(self._staging / f"{split}{self._suffix}")
             self._open[split].write(row)
         self.written[split] = self.written.get(split, 0) + 1
-        done = sum(self.written.values())
-        if done % _REPORT_EVERY == 0:
-            self._report(done, 0)
+        written_rows = sum(self.written.values())
+        if written_rows % _REPORT_EVERY == 0:
+            self._report(written_rows, 0)
 
     def path(self, name: str) -> Path:
         """Return where to write a file that the export will contain as `name`."""
@@ -281,10 +281,10 @@ class ExportWriter:
         """
         corpus, counts, written = self.corpus, self.corpus.counts, self.written
         if not written:
-            why = ", ".join(f"{count} {reason}" for reason, count in counts.left_out.most_common())
+            reasons = ", ".join(f"{count} {reason}" for reason, count in counts.left_out.most_common())
             raise ConfigError(
                 f"nothing to export as {self._name}; left out: "
-                f"{why or 'nothing, the store has no such data'}; choose other data with --from, --where or "
+                f"{reasons or 'nothing, the store has no such data'}; choose other data with --from, --where or "
                 "--run, or another format"
             )
         all_notes = [
@@ -413,14 +413,17 @@ def _manifest(
     """Return the manifest of an export with the size and hash of each of its files, which are in `source`."""
     keys = ("rows", "splits", "origins", "sources", "licences", "families", "left_out", "redaction", "unredacted")
     # Keys that were added later are only written if they say something, so that other manifests stay as they were.
-    later = {name: getattr(selection, name) for name in ("include_lossy", "thinking", "apart_from")}
-    later |= {"protection": selection.protection if selection.protection != "none" else None}
+    optional = {name: getattr(selection, name) for name in ("include_lossy", "thinking", "apart_from")}
+    optional |= {"protection": selection.protection if selection.protection != "none" else None}
     if "sessions" not in selection.origins:
-        later |= {"drop_near_duplicates": selection.drop_near_duplicates, "exclude_tasks": selection.exclude_tasks}
-    later |= {name: getattr(selection, name) for name in ("cut_tokens", "cut_chars", "tokenizer", "weights")}
+        optional |= {
+            "drop_near_duplicates": selection.drop_near_duplicates,
+            "exclude_tasks": selection.exclude_tasks,
+        }
+    optional |= {name: getattr(selection, name) for name in ("cut_tokens", "cut_chars", "tokenizer", "weights")}
     bounds = dict(_time_bounds(selection))
-    later |= {"clients": selection.clients, **{name: math.isfinite(bounds[name]) for name in bounds}}
-    chosen = {key: value for key, value in msgspec.structs.asdict(selection).items() if later.get(key, True)}
+    optional |= {"clients": selection.clients, **{name: math.isfinite(bounds[name]) for name in bounds}}
+    chosen = {key: value for key, value in msgspec.structs.asdict(selection).items() if optional.get(key, True)}
     if selection.apart_from:
         chosen["apart_from"] = len(selection.apart_from)  # their paths are private
     if selection.exclude_tasks:

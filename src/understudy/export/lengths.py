@@ -173,35 +173,35 @@ class LengthRule:
         messages = example.messages
         prepared = [_renderable(message) for message in messages] if self._template else messages
         head = _head_length(messages)
-        turns = [at for at in range(head, len(messages)) if messages[at]["role"] in ("assistant", "user")]
+        turns = [index for index in range(head, len(messages)) if messages[index]["role"] in ("assistant", "user")]
         sizes = list(accumulate(map(_characters, messages), initial=0))
-        names = dict(zip(example.trained, example.answer_ids, strict=True))
+        answer_ids = dict(zip(example.trained, example.answer_ids, strict=True))
         pending = list(example.trained)
         while pending:
-            last = pending[-1]
-            starts = [at for at in turns if at < last] or [last]
+            answer = pending[-1]
+            starts = [index for index in turns if index < answer] or [answer]
 
-            def measured(start: int, end: int = last + 1) -> int | None:
+            def measured(start: int, end: int = answer + 1) -> int | None:
                 return self._measure(_joined(prepared, head, start, end)[0], example.tools)
 
-            characters = [sizes[head] + sizes[last + 1] - sizes[at] for at in starts]
+            characters = [sizes[head] + sizes[answer + 1] - sizes[index] for index in starts]
             start, size = self._earliest_start(starts, characters, limit, measured)
             if size is None:
                 left_out[NOT_RENDERED if measured(starts[-1]) is None else CANNOT_BE_CUT] += 1
                 pending.pop()
                 continue
-            piece, shift = _joined(messages, head, start, last + 1)
+            piece, shift = _joined(messages, head, start, answer + 1)
             # The turn that a piece begins with is only context, because what it answers may be cut off.
-            learned = [at for at in pending if at > start or at == last or at == start == head]
+            learned = [index for index in pending if index > start or index == answer or index == start == head]
             yield replace(
                 example,
-                example_id=names[last],
+                example_id=answer_ids[answer],
                 messages=piece,
-                trained=tuple(at - shift for at in learned),
-                answer_ids=tuple(names[at] for at in learned),
+                trained=tuple(index - shift for index in learned),
+                answer_ids=tuple(answer_ids[index] for index in learned),
                 length=size,
             )
-            pending = [at for at in pending if at not in learned]
+            pending = [index for index in pending if index not in learned]
 
     def _earliest_start(
         self, starts: Sequence[int], characters: Sequence[int], limit: int, measure: Callable[[int], int | None]
@@ -217,22 +217,26 @@ class LengthRule:
             # The first start that should fit, among those that are still possible.
             room = characters_at + (limit - length_at) / self._per_character
             guess = bisect_left(characters, -room, key=operator.neg)
-            at = min(max(guess, too_long + 1), fits - 1)
-            length = measure(starts[at])
+            position = min(max(guess, too_long + 1), fits - 1)
+            length = measure(starts[position])
             if length is None or length > limit:
-                too_long = at
+                too_long = position
             else:
-                fits, size = at, length
-            if length and characters[at]:
-                characters_at, length_at = characters[at], length
-                self._per_character = length / characters[at]
+                fits, size = position, length
+            if length and characters[position]:
+                characters_at, length_at = characters[position], length
+                self._per_character = length / characters[position]
         return starts[min(fits, len(starts) - 1)], size
 
 
 def _head_length(messages: Sequence[Message]) -> int:
     """Return how many leading messages are never cut off: the system prompt, and the first user message."""
-    first = next((at for at, message in enumerate(messages) if message["role"] not in ("system", "developer")), 0)
-    return first + 1 if first < len(messages) and messages[first]["role"] == "user" else first
+    first_index = next(
+        (index for index, message in enumerate(messages) if message["role"] not in ("system", "developer")), 0
+    )
+    return (
+        first_index + 1 if first_index < len(messages) and messages[first_index]["role"] == "user" else first_index
+    )
 
 
 def _joined(messages: Sequence[Message], head: int, start: int, end: int) -> tuple[list[Message], int]:
@@ -241,11 +245,19 @@ def _joined(messages: Sequence[Message], head: int, start: int, end: int) -> tup
     A user message directly after that of the head is joined with it, because chat templates require turns to
     alternate.
     """
-    first, rest = list(messages[:head]), list(messages[start:end])
-    if start > head and first and first[-1]["role"] == "user" and rest[0]["role"] == "user":
-        first[-1] = {**first[-1], "content": f"{first[-1]['content']}\n\n{rest[0]['content']}"}
-        return [*first, *rest[1:]], start + 1 - head
-    return [*first, *rest], start - head
+    head_messages, tail_messages = list(messages[:head]), list(messages[start:end])
+    if (
+        start > head
+        and head_messages
+        and head_messages[-1]["role"] == "user"
+        and tail_messages[0]["role"] == "user"
+    ):
+        head_messages[-1] = {
+            **head_messages[-1],
+            "content": f"{head_messages[-1]['content']}\n\n{tail_messages[0]['content']}",
+        }
+        return [*head_messages, *tail_messages[1:]], start + 1 - head
+    return [*head_messages, *tail_messages], start - head
 
 
 def _characters(message: Message) -> int:

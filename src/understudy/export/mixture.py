@@ -71,7 +71,11 @@ class Mixture:
 
         They differ if redaction replaced a secret in an id.
         """
-        self._names = {one: other for one, other in zip(exported, stored, strict=True) if one != other}
+        self._names = {
+            exported_id: stored_id
+            for exported_id, stored_id in zip(exported, stored, strict=True)
+            if exported_id != stored_id
+        }
 
     def copies(self, example: Example) -> int:
         """Return how often an example is written, and count it."""

@@ -32,10 +32,10 @@ _MIN_ADDED_LINES = 3
 
 def _lines(texts: Iterable[str]) -> set[str]:
     """Return the different meaningful lines: those of 20 characters or more, without blanks around them."""
-    whole: set[str] = set()
+    all_lines: set[str] = set()
     for text in set(texts):
-        whole.update(text.splitlines())
-    lines = {line.strip() for line in whole if len(line) >= _MIN_LINE_CHARACTERS}
+        all_lines.update(text.splitlines())
+    lines = {line.strip() for line in all_lines if len(line) >= _MIN_LINE_CHARACTERS}
     return {line for line in lines if len(line) >= _MIN_LINE_CHARACTERS}
 
 
@@ -77,19 +77,19 @@ class NearDuplicates:
             self._by_hash.setdefault(key, []).append(len(self._sketches))
         self._sketches.append((name, sketch))
 
-    def _is_near(self, one: _Sketch, other: _Sketch) -> bool:
-        common = one.members & other.members
+    def _is_near(self, sketch: _Sketch, earlier: _Sketch) -> bool:
+        common = sketch.members & earlier.members
         # Most sessions that share lines share few of them.
         if len(common) < self._threshold * min(_MIN_LINES, _MIN_COMPARED_HASHES):
             return False
-        union = len(one.hashes) + len(other.hashes) - len(common)
+        union = len(sketch.hashes) + len(earlier.hashes) - len(common)
         if len(common) >= self._threshold * min(union, _SKETCH_HASHES):
-            smallest = sorted(one.members | other.members)[:_SKETCH_HASHES]
+            smallest = sorted(sketch.members | earlier.members)[:_SKETCH_HASHES]
             if len(common.intersection(smallest)) >= self._threshold * len(smallest):
                 return True
-        reach = min(one.reach, other.reach)
+        reach = min(sketch.reach, earlier.reach)
         shared = sum(key <= reach for key in common)
-        sizes = (bisect_right(sketch.hashes, reach) for sketch in (one, other))
+        sizes = (bisect_right(compared.hashes, reach) for compared in (sketch, earlier))
         return any(size >= _MIN_COMPARED_HASHES and shared >= self._threshold * size for size in sizes)
 
 
@@ -151,7 +151,7 @@ class Benchmark:
             return "task of the benchmark"
         if repositories is not None and repositories.search(name.lower()):
             return "repository of the benchmark"
-        seen: dict[int, set[str]] = {}
+        lines_found: dict[int, set[str]] = {}
         for text in texts:
             if ids is not None and "__" in text and ids.search(text):
                 return "task of the benchmark"
@@ -159,9 +159,10 @@ class Benchmark:
                 # Diffs and numbered listings put characters before a line.
                 for candidate in (line, _LINE_PREFIX.sub("", line)):
                     for number in self._tasks_by_line.get(candidate, ()):
-                        seen.setdefault(number, set()).add(candidate)
+                        lines_found.setdefault(number, set()).add(candidate)
         if any(
-            len(lines) >= max(_MIN_ADDED_LINES, len(self._added[number]) * 2 / 3) for number, lines in seen.items()
+            len(found) >= max(_MIN_ADDED_LINES, len(self._added[number]) * 2 / 3)
+            for number, found in lines_found.items()
         ):
             return "gold patch of the benchmark"
         return None

@@ -199,9 +199,9 @@ def _differing_tokens(tokens: Sequence[int], calls: Sequence[Call]) -> int:
     """Return how many tokens of a row differ from its calls: the prompt and completion of each call must be the
     beginning of the row, and those of the last call the whole row.
     """
-    own = [[*(call.prompt_token_ids or ()), *(call.completion_token_ids or ())] for call in calls]
+    tokens_of_calls = [[*(call.prompt_token_ids or ()), *(call.completion_token_ids or ())] for call in calls]
     differing: set[int] = set()
-    for expected in own:
+    for expected in tokens_of_calls:
         pairs = zip(tokens, expected, strict=False)
         differing.update(position for position, (stored, token) in enumerate(pairs) if stored != token)
-    return len(differing) + abs(len(tokens) - len(own[-1]))
+    return len(differing) + abs(len(tokens) - len(tokens_of_calls[-1]))

@@ -27,9 +27,11 @@ tool, suggestions and the like, from which the conversation does not continue.
 ROLES: tuple[Role, ...] = get_args(Role)
 
 _COMPACTION: dict[Position, re.Pattern[str]] = {
-    where: pattern("compaction", where) for where in get_args(Position)
+    position: pattern("compaction", position) for position in get_args(Position)
 }
-_AUXILIARY: dict[Position, re.Pattern[str]] = {where: pattern("auxiliary", where) for where in get_args(Position)}
+_AUXILIARY: dict[Position, re.Pattern[str]] = {
+    position: pattern("auxiliary", position) for position in get_args(Position)
+}
 CONTINUED = pattern("continued", "question")
 """The text that agents put before the summary when they continue from it."""
 

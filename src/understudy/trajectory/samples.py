@@ -99,10 +99,10 @@ class SegmentOutline(Struct, frozen=True, kw_only=True):
         """The number of sampled tokens."""
         return sum(end - start for start, end in self.completions)
 
-    def whole(self, calls: Sequence[Call]) -> Segment:
+    def with_tokens(self, calls: Sequence[Call]) -> Segment:
         """Return the segment with its tokens, which are read from its calls, given in their order."""
-        last = calls[-1]
-        token_ids = (*(last.prompt_token_ids or ()), *(last.completion_token_ids or ()))
+        last_call = calls[-1]
+        token_ids = (*(last_call.prompt_token_ids or ()), *(last_call.completion_token_ids or ()))
         mask = [0] * len(token_ids)
         logprobs: list[float | None] = [0.0] * len(token_ids)
         for call, (start, end) in zip(calls, self.completions, strict=True):
@@ -159,7 +159,9 @@ def merge(trajectory: Trajectory, roles: Collection[Role] = ROLES) -> Merged:
     """
     outlined = outline(trajectory, roles)
     calls = {node.call.id: node.call for node in trajectory.nodes}
-    segments = (segment.whole([calls[call_id] for call_id in segment.call_ids]) for segment in outlined.segments)
+    segments = (
+        segment.with_tokens([calls[call_id] for call_id in segment.call_ids]) for segment in outlined.segments
+    )
     return Merged(tuple(segments), outlined.reasons)
 
 
@@ -229,14 +231,14 @@ def _break_reason(node: Node) -> Reason | None:
         return "sibling" if continues_parent(node) else _FORK_REASONS.get(node.role, "sibling")
     if not usable(parent):
         return "call before not usable"
-    before, sampled, now = (
+    earlier_prompt, sampled, prompt = (
         ids or ()
         for ids in (parent.call.prompt_token_ids, parent.call.completion_token_ids, node.call.prompt_token_ids)
     )
-    if not begins_with(now, before):
-        same = parent.conversation.prompt_digest == node.conversation.prompt_digest
-        return "prompt rendered anew" if same else "tools or system changed"
-    if not begins_with(now, before, sampled):
+    if not begins_with(prompt, earlier_prompt):
+        same_instructions = parent.conversation.prompt_digest == node.conversation.prompt_digest
+        return "prompt rendered anew" if same_instructions else "tools or system changed"
+    if not begins_with(prompt, earlier_prompt, sampled):
         return "retokenized" if node.verbatim else "answer rewritten"
     return None
 

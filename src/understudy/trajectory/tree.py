@@ -28,7 +28,7 @@ from understudy.wire.stored import read_request, read_response, sampled_calls, s
 Origin = Literal["first call", "retry", "sibling", "compaction", "tools or system changed", "history rewritten"]
 """Why a call has no parent. "sibling": another sample of a request that was made several times at once."""
 
-_MOST_WHOLE_CALLS = 32
+_MOST_UNSHORTENED_CALLS = 32
 """How many lines of calls, the most recently continued ones, are compared with the next call block by block."""
 
 _SUMMARY_BLOCKS = 4
@@ -81,8 +81,8 @@ class Node:
         gone.
         """
         blocks = self.conversation.blocks
-        answered = (index for index in range(self.fresh - 1, -1, -1) if blocks[index].role == "assistant")
-        start = next(answered, 0)
+        assistant_indexes = (index for index in range(self.fresh - 1, -1, -1) if blocks[index].role == "assistant")
+        start = next(assistant_indexes, 0)
         self.conversation = replace(self.conversation, blocks=blocks[start:], tools=[], tools_json=None)
         self.fresh -= start
 
@@ -118,7 +118,7 @@ class TreeBuilder:
         self._answered: _AnsweredCalls = defaultdict(list)
         self._lines: dict[tuple[str | None, str | None], _AgentCalls] = defaultdict(_AgentCalls)
         self._entries: list[_Entry] = []
-        self._whole: dict[tuple[str | None, str | None], _Entry] = {}
+        self._unshortened: dict[tuple[str | None, str | None], _Entry] = {}
 
     def add(self, call: Call, conversation: Conversation) -> Node:
         """Add the next call, with the conversation that it sent. Returns its node.
@@ -127,16 +127,16 @@ class TreeBuilder:
         """
         name = (call.session_id, call.agent_id)
         line = self._lines[name]
-        entry = _Entry.read(call, conversation, self._sampled, self._whole.pop(name, None))
+        entry = _Entry.read(call, conversation, self._sampled, self._unshortened.pop(name, None))
         if not _attach(entry, self._answered):
             entry.origin = line.origin_of(entry)
-            if line.last is None or entry.origin == "tools or system changed":
+            if line.last_entry is None or entry.origin == "tools or system changed":
                 entry.spawned_by = _spawner(entry.node, self._entries)
         self._entries.append(entry)
         line.add(entry)
-        self._whole[name] = entry
-        if len(self._whole) > _MOST_WHOLE_CALLS:
-            self._whole.pop(next(iter(self._whole))).shorten()
+        self._unshortened[name] = entry
+        if len(self._unshortened) > _MOST_UNSHORTENED_CALLS:
+            self._unshortened.pop(next(iter(self._unshortened))).shorten()
         if entry.end:
             self._answered[call.agent_id, entry.end.loose].append(entry)
         return entry.node
@@ -171,9 +171,9 @@ class _Fingerprint:
     loose: bytes = b""
     strict: bytes = b""
 
-    def then(self, block: Block) -> _Fingerprint:
-        strict = _digest(self.strict, _strict(block))
-        loose = _loose(block)
+    def with_block(self, block: Block) -> _Fingerprint:
+        strict = _digest(self.strict, _strict_part(block))
+        loose = _loose_part(block)
         return _Fingerprint(self.loose if loose is None else _digest(self.loose, loose), strict)
 
 
@@ -190,22 +190,30 @@ class _Entry:
 
     @classmethod
     def read(
-        cls, call: Call, conversation: Conversation, sampled: dict[str, ToolCall], before: _Entry | None
+        cls, call: Call, conversation: Conversation, sampled: dict[str, ToolCall], previous: _Entry | None
     ) -> _Entry:
-        """Read a call, and add its tool calls to `sampled`. Marks of blocks that it shares with `before` are taken
-        from there. `before` is shortened.
+        """Read a call, and add its tool calls to `sampled`.
+
+        Fingerprints of blocks that it shares with the agent's `previous` call are taken from there, and that call
+        is shortened.
         """
         answer = read_response(call)
         sampled |= sampled_calls(answer)
-        shared = 0 if before is None else _shared(before.blocks, conversation.blocks)
-        fingerprints = [] if before is None else before.fingerprints[:shared]
-        if before is not None:
-            before.shorten()
+        shared = 0 if previous is None else _shared_count(previous.blocks, conversation.blocks)
+        fingerprints = [] if previous is None else previous.fingerprints[:shared]
+        if previous is not None:
+            previous.shorten()
         fingerprints += _fingerprints_after(
             fingerprints[-1] if fingerprints else _EMPTY_FINGERPRINT, conversation.blocks[shared:]
         )
-        last = fingerprints[-1] if fingerprints else None
-        end = _fingerprints_after(last, answer)[-1] if last and answer else last if answer is not None else None
+        last_fingerprint = fingerprints[-1] if fingerprints else None
+        end = (
+            _fingerprints_after(last_fingerprint, answer)[-1]
+            if last_fingerprint and answer
+            else last_fingerprint
+            if answer is not None
+            else None
+        )
         return cls(Node(call, conversation, answer, sampled=sampled), conversation.blocks, fingerprints, end)
 
     def shorten(self) -> None:
@@ -233,30 +241,34 @@ def _fingerprints_after(fingerprint: _Fingerprint, blocks: Sequence[Block]) -> l
     """Return the fingerprints after each of the blocks."""
     fingerprints: list[_Fingerprint] = []
     for block in blocks:
-        fingerprint = fingerprint.then(block)
+        fingerprint = fingerprint.with_block(block)
         fingerprints.append(fingerprint)
     return fingerprints
 
 
-def _shared(one: Sequence[Block], other: Sequence[Block]) -> int:
+def _shared_count(blocks: Sequence[Block], other_blocks: Sequence[Block]) -> int:
     """Return how many of the first blocks are the same objects in both. If a block is, all before it are, too."""
-    return bisect_left(range(min(len(one), len(other))), True, key=lambda index: one[index] is not other[index])
+    return bisect_left(
+        range(min(len(blocks), len(other_blocks))),
+        True,
+        key=lambda index: blocks[index] is not other_blocks[index],
+    )
 
 
-def _digest(before: bytes, part: bytes) -> bytes:
-    return blake2b(before + part, digest_size=16).digest()
+def _digest(previous: bytes, part: bytes) -> bytes:
+    return blake2b(previous + part, digest_size=16).digest()
 
 
-def _strict(block: Block) -> bytes:
+def _strict_part(block: Block) -> bytes:
     arguments = comparable_arguments(block.arguments) if block.kind == "tool_use" else ""
     fields = (block.role, block.kind, block.text, block.id, block.name, arguments, block.is_error)
     return canonical((*fields, block.fingerprint))
 
 
-def _loose(block: Block) -> bytes | None:
+def _loose_part(block: Block) -> bytes | None:
     """Return the part of a block that an agent must send back unchanged; None if there is no such part."""
     if block.role != "assistant":
-        return _strict(block)
+        return _strict_part(block)
     if block.kind == "tool_use":
         return canonical(("call", block.id))
     text = block.text.strip() if block.kind == "text" else ""
@@ -276,7 +288,11 @@ def _attach(entry: _Entry, answered: _AnsweredCalls) -> bool:
             continue
         parent = max(
             candidates,
-            key=lambda e: (e.node.call.session_id == call.session_id, e.end == fingerprint, _order(e.node.call)),
+            key=lambda candidate: (
+                candidate.node.call.session_id == call.session_id,
+                candidate.end == fingerprint,
+                _order(candidate.node.call),
+            ),
         )
         entry.node.parent = parent.node
         entry.node.fresh = position + 1
@@ -290,18 +306,18 @@ class _AgentCalls:
     """The calls of one agent in one session so far."""
 
     def __init__(self) -> None:
-        self.last: _Entry | None = None
+        self.last_entry: _Entry | None = None
         self._requests: set[tuple[object, ...]] = set()
         self._prompt_digests: set[bytes] = set()
 
     def add(self, entry: _Entry) -> None:
-        self.last = entry
+        self.last_entry = entry
         self._requests.add(entry.request_key)
         self._prompt_digests.add(entry.node.conversation.prompt_digest)
 
     def origin_of(self, entry: _Entry) -> Origin:
         """Return why a call continues none of those before it."""
-        if self.last is None:
+        if self.last_entry is None:
             return "first call"
         if entry.request_key in self._requests:
             return "retry"
@@ -321,12 +337,12 @@ def _spawner(node: Node, earlier: list[_Entry]) -> Node | None:
     Claude Code's tools have the prompt in `prompt`, Codex's `spawn_agent` in `message`.
     """
     prompts = {block.text for block in node.conversation.blocks if block.kind == "text"}
-    for e in reversed(earlier):
+    for entry in reversed(earlier):
         if any(
             block.kind == "tool_use" and not prompts.isdisjoint(_prompts(block.inputs()))
-            for block in e.node.answer or ()
+            for block in entry.node.answer or ()
         ):
-            return e.node
+            return entry.node
     return None
 
 
@@ -339,22 +355,24 @@ def _prompts(inputs: dict[str, Any]) -> list[str]:
 def _link_heads(nodes: Sequence[Node]) -> None:
     """Link first calls of branches to earlier calls: after a compaction to the summary, helpers to a tool call."""
     summaries: dict[tuple[str | None, str | None], Node] = {}
-    before: list[Node] = []
+    earlier: list[Node] = []
     for node in nodes:
-        line = (node.call.session_id, node.call.agent_id)
+        agent = (node.call.session_id, node.call.agent_id)
         if node.role == "compaction" and node.answer is not None:
-            summaries[line] = node
+            summaries[agent] = node
         elif node.role == "auxiliary" and node.parent is None:
-            node.spawned_by = next((n for n in reversed(before) if _asks_for(n, node)), None)
+            node.spawned_by = next(
+                (candidate for candidate in reversed(earlier) if _asks_for(candidate, node)), None
+            )
         elif (
             node.origin not in (None, "retry", "sibling")
-            and (summary := summaries.get(line)) is not None
+            and (summary := summaries.get(agent)) is not None
             and _may_continue(node, summary)
         ):
-            node.origin, node.continues = "compaction", summaries.pop(line)
-        elif _forks_off(node) and (summary := summaries.get(line)) is not None and _quotes(node, summary):
-            node.continues = summaries.pop(line)
-        before.append(node)
+            node.origin, node.continues = "compaction", summaries.pop(agent)
+        elif _forks_off(node) and (summary := summaries.get(agent)) is not None and _quotes(node, summary):
+            node.continues = summaries.pop(agent)
+        earlier.append(node)
 
 
 def _forks_off(node: Node) -> bool:
@@ -413,10 +431,10 @@ def _mark_repeated(entries: list[_Entry]) -> None:
         }
         for concurrent in _concurrent(node for node in group if node.call.status == "ok"):
             if not retained.isdisjoint(concurrent):
-                line = [node for node in concurrent if node.children] or concurrent[:1]
+                continued = [node for node in concurrent if node.children] or concurrent[:1]
                 retained.update(concurrent)
                 for node in concurrent:
-                    node.alternative = node not in line
+                    node.alternative = node not in continued
                     if node.origin == "retry" and node is not concurrent[0]:
                         node.origin, node.spawned_by = "sibling", concurrent[0].spawned_by
         for node in group:
@@ -447,13 +465,13 @@ def _name_branches(nodes: Sequence[Node]) -> None:
     for node in nodes:
         node.heir = min(
             filter(continues_parent, node.children),
-            key=lambda n: (n.superseded, n.call.status != "ok", not n.children, _order(n.call)),
+            key=lambda node: (node.superseded, node.call.status != "ok", not node.children, _order(node.call)),
             default=None,
         )
     heads = [node for node in nodes if node.parent is None or node.parent.heir is not node]
     used_names: set[str] = set()
     for head in sorted(
-        heads, key=lambda n: (n.superseded, n.call.status != "ok" and not n.children, n.alternative)
+        heads, key=lambda node: (node.superseded, node.call.status != "ok" and not node.children, node.alternative)
     ):
         label = name = _label(head)
         count = 0

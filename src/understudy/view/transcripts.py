@@ -333,7 +333,7 @@ def segment_of(store: Store, segment: SegmentOutline) -> tuple[Segment, list[Cal
     calls = store.calls.with_tokens(segment.call_ids)
     by_id = {call.id: call for call in calls}
     ordered = [by_id[call_id] for call_id in segment.call_ids]
-    return segment.whole(ordered), ordered
+    return segment.with_tokens(ordered), ordered
 
 
 # --- views ---------------------------------------------------------------------------------------------

@@ -180,14 +180,14 @@ def session_paths(trace: Trace) -> list[SessionPath]:
     owners = {node: index for index, turn in enumerate(trace.turns) for node in turn.action}
     remaining = set(range(len(trace.turns)))
     paths: list[SessionPath] = []
-    for last in reversed(range(len(trace.turns))):
-        if last not in remaining:
+    for newest in reversed(range(len(trace.turns))):
+        if newest not in remaining:
             continue
-        turn = trace.turns[last]
+        turn = trace.turns[newest]
         nodes = [*node_path(trace, turn.context), *turn.action]
-        on = set(nodes)
+        nodes_on_path = set(nodes)
         turns = list(dict.fromkeys(owners[node] for node in nodes if node in owners))
-        complete = [index for index in turns if on.issuperset(trace.turns[index].action)]
+        complete = [index for index in turns if nodes_on_path.issuperset(trace.turns[index].action)]
         paths.append(SessionPath(nodes, complete, frozenset(remaining.intersection(complete))))
         remaining.difference_update(complete)
     return paths
@@ -195,9 +195,9 @@ def session_paths(trace: Trace) -> list[SessionPath]:
 
 def session_document(trace: Trace, path: SessionPath, identity: str, started: Mapping[str, str]) -> Document:
     """Return the trajectory of a path."""
-    last = trace.turns[path.turns[-1]]
-    shape = last.shape or trace.shape
-    outcome, offered = trace.outcome, OfferedTools(trace).tools_of(last)
+    last_turn = trace.turns[path.turns[-1]]
+    shape = last_turn.shape or trace.shape
+    outcome, offered = trace.outcome, OfferedTools(trace).tools_of(last_turn)
     extra: dict[str, Any] = {
         "reward": outcome and outcome.reward,
         "resolved": outcome and outcome.resolved,
@@ -207,14 +207,14 @@ def session_document(trace: Trace, path: SessionPath, identity: str, started: Ma
         "project": trace.project,
         "role": trace.role,
         "parent": msgspec.to_builtins(trace.parent),
-        "branch": last.branch,
-        "fidelity": last.fidelity,
+        "branch": last_turn.branch,
+        "fidelity": last_turn.fidelity,
     } | {"tools_source": offered.source, "tools_version": offered.version}
     return _document(
         trace.session_id,
         identity,
         {"name": trace.agent or trace.format, "version": trace.version or "unknown"},
-        last.model,
+        last_turn.model,
         offered.tools,
         steps(_session_items(trace, path, shape), started),
         {key: value for key, value in extra.items() if value is not None},
@@ -247,13 +247,13 @@ def _session_items(trace: Trace, path: SessionPath, shape: RequestShape) -> list
     if shape.system is not None:
         items.append({"role": "system", "content": shape.system})
     begins = {trace.turns[index].action[0]: index for index in path.turns if trace.turns[index].action}
-    own = {node for index in path.turns for node in trace.turns[index].action}
+    action_nodes = {node for index in path.turns for node in trace.turns[index].action}
     for node in path.nodes:
         if node in begins:
             index = begins[node]
             items.append(_session_turn(trace, trace.turns[index], copied=index not in path.new))
-        elif node not in own:
-            items += (shown_result(trace, one) for one in trace.renderer.history(trace.nodes[node].body))
+        elif node not in action_nodes:
+            items += (shown_result(trace, message) for message in trace.renderer.history(trace.nodes[node].body))
     return items
 
 
@@ -280,14 +280,14 @@ def _session_turn(trace: Trace, turn: TraceTurn, *, copied: bool) -> ModelTurn:
 class AtifBranch(Struct, eq=False, kw_only=True):
     """A branch of calls with a trajectory of its own.
 
-    `host` is the branch whose trajectory contains it, `before` the branch that it continues. Without a host it has
-    a file of its own.
+    `host` is the branch whose trajectory contains it, `continued` the branch that it continues. Without a host it
+    has a file of its own.
     """
 
     branch: str
     nodes: list[Node]
     host: AtifBranch | None = None
-    before: AtifBranch | None = None
+    continued: AtifBranch | None = None
 
 
 def rollout_documents(
@@ -303,16 +303,16 @@ def rollout_documents(
     for line in lines:
         if line.host is not None:
             names[line.branch] = line.branch
-        elif line.before is None and not names:
+        elif line.continued is None and not names:
             names[line.branch] = f"{base}.json"
         else:
-            kind = "branch" if line.before is None else "cont"
+            kind = "branch" if line.continued is None else "cont"
             counts[kind] += 1
             names[line.branch] = f"{base}.{kind}-{counts[kind]}.json"
     by_branch = {line.branch: _rollout_document(line, lines, graded, agent, names) for line in lines}
     for line in lines:
-        if line.before is not None:
-            by_branch[line.before.branch]["continued_trajectory_ref"] = names[line.branch]
+        if line.continued is not None:
+            by_branch[line.continued.branch]["continued_trajectory_ref"] = names[line.branch]
     # Innermost first, so that a trajectory is complete before it is put into another.
     for line in reversed(lines):
         if line.host is not None:
@@ -328,36 +328,42 @@ def _exported_branches(trajectory: Trajectory, roles: Collection[Role]) -> list[
         answered = [node for node in nodes if node.role in roles and node.answer is not None]
         if not answered or all(node.superseded for node in answered):
             continue
-        head = answered[0]
+        first_node = answered[0]
         line = AtifBranch(branch=branch, nodes=answered)
-        if head.continues is not None:
-            line.before = _continued_branch(head, lines)
-        if head.role != "main":
-            line.host = line.before.host if line.before else _starting_branch(head, line_of_call, lines)
+        if first_node.continues is not None:
+            line.continued = _continued_branch(first_node, lines)
+        if first_node.role != "main":
+            line.host = (
+                line.continued.host if line.continued else _starting_branch(first_node, line_of_call, lines)
+            )
         for node in answered:
             line_of_call[node.call.id] = line
         lines.append(line)
     return lines
 
 
-def _continued_branch(head: Node, lines: Sequence[AtifBranch]) -> AtifBranch | None:
+def _continued_branch(first_node: Node, lines: Sequence[AtifBranch]) -> AtifBranch | None:
     """Return the branch that a compaction ended: the last one of the same agent that no other branch continues
     yet.
     """
-    key = (head.call.session_id, head.call.agent_id, head.role)
-    positions = [line.before for line in lines]
+    key = (first_node.call.session_id, first_node.call.agent_id, first_node.role)
+    continued = [line.continued for line in lines]
     for line in reversed(lines):
-        first = line.nodes[0]
-        if (first.call.session_id, first.call.agent_id, first.role) == key and line not in positions:
+        branch_head = line.nodes[0]
+        if (
+            branch_head.call.session_id,
+            branch_head.call.agent_id,
+            branch_head.role,
+        ) == key and line not in continued:
             return line
     return None
 
 
 def _starting_branch(
-    head: Node, line_of_call: dict[str, AtifBranch], lines: Sequence[AtifBranch]
+    first_node: Node, line_of_call: dict[str, AtifBranch], lines: Sequence[AtifBranch]
 ) -> AtifBranch | None:
     """Return the branch that started another one, else the first branch."""
-    for node in (head.spawned_by, head.parent):
+    for node in (first_node.spawned_by, first_node.parent):
         if node is not None and node.call.id in line_of_call:
             return line_of_call[node.call.id]
     return lines[0] if lines else None
@@ -370,21 +376,21 @@ def _rollout_document(
     agent: dict[str, Any],
     names: dict[str, str],
 ) -> Document:
-    head, attempt = line.nodes[0], graded.attempt
+    first_node, attempt = line.nodes[0], graded.attempt
     of_client = isinstance(graded, ClientSession)
     identity = graded.id if of_client else attempt.id
     extra: dict[str, Any] = {
         **({"client": graded.client, "attempt_id": attempt.id} if of_client else _outcome(graded)),
         "branch": line.branch,
-        "role": head.role,
+        "role": first_node.role,
         "policy_versions": sorted({node.call.policy_version for node in line.nodes if node.call.policy_version}),
     }
     return _document(
-        head.call.session_id or attempt.id,
+        first_node.call.session_id or attempt.id,
         f"{identity}.{line.branch}" if line.host is None else line.branch,
         agent,
         line.nodes[-1].call.backend_model,
-        head.conversation.tools,
+        first_node.conversation.tools,
         steps(_rollout_items(line.nodes), _started_agents(line, lines, names)),
         extra,
     )
@@ -407,21 +413,26 @@ def _outcome(graded: GradedRollout) -> dict[str, Any]:
 
 def _started_agents(line: AtifBranch, lines: Sequence[AtifBranch], names: dict[str, str]) -> dict[str, str]:
     """Return the agents that a branch's tool calls started, by the id of the call."""
-    own = {node.call.id for node in line.nodes}
+    call_ids = {node.call.id for node in line.nodes}
     started: dict[str, str] = {}
-    for other in lines:
-        head = other.nodes[0]
-        by = head.spawned_by
-        if head.role != "subagent" or other.before is not None or by is None or by.call.id not in own:
+    for other_line in lines:
+        first_node = other_line.nodes[0]
+        starter = first_node.spawned_by
+        if (
+            first_node.role != "subagent"
+            or other_line.continued is not None
+            or starter is None
+            or starter.call.id not in call_ids
+        ):
             continue
-        prompt_texts = [block.text for block in head.conversation.blocks if block.kind == "text"]
-        for block in by.answer or ():
+        prompt_texts = [block.text for block in first_node.conversation.blocks if block.kind == "text"]
+        for block in starter.answer or ():
             if (
                 block.kind == "tool_use"
                 and block.inputs().get("prompt") in prompt_texts
                 and block.id not in started
             ):
-                started[block.id] = names[other.branch]
+                started[block.id] = names[other_line.branch]
                 break
     return started
 
@@ -449,8 +460,8 @@ def _rollout_items(nodes: Sequence[Node]) -> list[Message | ModelTurn]:
 def _messages(node: Node, start: int) -> list[Message]:
     """Return the messages that a call sent, from its block number `start` on."""
     blocks = node.conversation.blocks[start:]
-    rest = msgspec.structs.replace(node.conversation, instructions=(), blocks=blocks)
-    return shown_messages(rest, node.sampled)
+    remaining = msgspec.structs.replace(node.conversation, instructions=(), blocks=blocks)
+    return shown_messages(remaining, node.sampled)
 
 
 def _rollout_turn(node: Node, answer: tuple[Block, ...]) -> ModelTurn:

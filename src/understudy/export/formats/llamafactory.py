@@ -77,19 +77,19 @@ def export(
             f"--name: invalid dataset name {name!r}; give one of at most 100 letters, digits, dots, dashes and "
             "underscores, beginning with a letter or a digit"
         )
-    test = f"{name}_test"
+    test_name = f"{name}_test"
     if cutoff is not None and cutoff < 1:
         raise ConfigError(f"--cutoff: got {cutoff}, expected at least 1 token; give a larger number")
     if stage == "dpo":
         corpus.refuse_length_options("preference pairs")
-    check_names(output, {name: f"{name}/", test: f"{name}/"})
+    check_names(output, {name: f"{name}/", test_name: f"{name}/"})
     rules = template_rules(template)
     count_tokens = RowLengthCounter(model)
     directory = output / name
     if stage != "sft":
         unit = "turn"
-        both_ends = msgspec.structs.replace(corpus.selection, solved_only=False)
-        corpus = corpus.with_selection(both_ends)
+        with_unsolved = msgspec.structs.replace(corpus.selection, solved_only=False)
+        corpus = corpus.with_selection(with_unsolved)
     longest = 0
     about = _ABOUT.format(stage=stage, form=form, template=template, name=name)
     json_lines = AlpacaWriter if form == "alpaca" else JsonLinesWriter
@@ -106,8 +106,8 @@ def export(
                 continue
             longest = max(longest, length)
             writing.add(item.group, row)
-        both = len(writing.written) > 1
-        room = cutoff or -(-longest // _CUTOFF_STEP) * _CUTOFF_STEP
+        has_test = len(writing.written) > 1
+        cutoff_tokens = cutoff or -(-longest // _CUTOFF_STEP) * _CUTOFF_STEP
         written = training_config(
             stage=stage,
             model=model,
@@ -115,18 +115,18 @@ def export(
             finetuning=finetuning,
             dataset_dir=output.resolve(),
             name=name,
-            test=test if both else None,
-            cutoff=room,
+            test=test_name if has_test else None,
+            cutoff=cutoff_tokens,
             mask_history=unit == "turn",
             output=(directory / "model").resolve(),
         )
         writing.path(CONFIG).write_text(written, encoding="utf-8")
         roughly = "" if count_tokens.exact else "about "
-        length_note = f"cutoff_len is {room} tokens; the longest row has {roughly}{longest}"
+        length_note = f"cutoff_len is {cutoff_tokens} tokens; the longest row has {roughly}{longest}"
         exported = writing.finish(about, _LOAD, notes=(length_note,), local_only=(CONFIG,))
     entries = {
         name: dataset_entry(f"{name}/train.jsonl", form, stage),
-        test: dataset_entry(f"{name}/test.jsonl", form, stage) if both else None,
+        test_name: dataset_entry(f"{name}/test.jsonl", form, stage) if has_test else None,
     }
     merge_entries(output, entries)
     return exported
@@ -218,32 +218,32 @@ class AlpacaWriter(JsonLinesWriter):
         super().__init__(path)
         self._path = path
         self._size = 0
-        self._first: tuple[int, int] | None = None
+        self._first_with_history: tuple[int, int] | None = None
 
     def write(self, row: Mapping[str, Any]) -> int:
         """Write a row. Returns its length in bytes."""
         length = super().write(row)
-        if self._first is None and row["history"]:
-            self._first = (self._size, length)
+        if self._first_with_history is None and row["history"]:
+            self._first_with_history = (self._size, length)
         self._size += length
         return length
 
     def close(self) -> None:
         """Finish the file."""
         super().close()
-        begin, length = self._first or (0, 0)
-        if not begin:
+        offset, length = self._first_with_history or (0, 0)
+        if not offset:
             return
-        with self._path.open("rb") as old, atomic_path(self._path) as fresh, fresh.open("wb") as new:
-            old.seek(begin)
-            new.write(old.read(length))
-            old.seek(0)
-            while begin:
-                part = old.read(min(begin, 1 << 20))
-                new.write(part)
-                begin -= len(part)
-            old.seek(length, os.SEEK_CUR)
-            shutil.copyfileobj(old, new, 1 << 20)
+        with self._path.open("rb") as source, atomic_path(self._path) as new_path, new_path.open("wb") as target:
+            source.seek(offset)
+            target.write(source.read(length))
+            source.seek(0)
+            while offset:
+                data = source.read(min(offset, 1 << 20))
+                target.write(data)
+                offset -= len(data)
+            source.seek(length, os.SEEK_CUR)
+            shutil.copyfileobj(source, target, 1 << 20)
 
 
 def dataset_entry(file: str, form: Form, stage: Stage) -> dict[str, Any]:
@@ -254,8 +254,8 @@ def dataset_entry(file: str, form: Form, stage: Stage) -> dict[str, Any]:
     columns = dict(_COLUMNS[form])
     if form == "alpaca" and stage != "dpo":
         columns["response"] = "output"
-    for own in {"sft": (), "kto": ("kto_tag",), "dpo": ("chosen", "rejected")}[stage]:
-        columns[own] = own
+    for key in {"sft": (), "kto": ("kto_tag",), "dpo": ("chosen", "rejected")}[stage]:
+        columns[key] = key
     columns |= {"system": "system", "tools": "tools"}
     fields: dict[str, Any] = {"file_name": file, "formatting": form, "columns": columns}
     return {**fields, "ranking": True} if stage == "dpo" else fields
@@ -268,9 +268,9 @@ def check_names(directory: Path, names: Mapping[str, str]) -> None:
     `names` maps a dataset to the prefix of its own files.
     """
     entries = _read_info(directory / DATASET_INFO)
-    for name, own in names.items():
+    for name, prefix in names.items():
         existing = entries.get(name)
-        if existing is not None and not _is_own_entry(existing, own):
+        if existing is not None and not _is_own_entry(existing, prefix):
             raise ConfigError(
                 f"{directory / DATASET_INFO} already has a dataset {name!r} that was not written by an export; "
                 "choose another --name"
@@ -291,8 +291,8 @@ def merge_entries(directory: Path, entries: Mapping[str, dict[str, Any] | None])
                 merged[name] = msgspec.Raw(msgspec.json.format(msgspec.json.encode(fields), indent=2))
         lines = [f"{json.dumps(name)}: {bytes(raw).decode()}" for name, raw in merged.items()]
         text = "{\n" + ",\n".join(lines) + "\n}\n" if lines else "{}\n"
-        with atomic_path(path) as fresh:
-            fresh.write_text(text, encoding="utf-8")
+        with atomic_path(path) as new_path:
+            new_path.write_text(text, encoding="utf-8")
 
 
 def training_config(
@@ -362,6 +362,6 @@ def _read_info(path: Path) -> dict[str, msgspec.Raw]:
         ) from error
 
 
-def _is_own_entry(raw: msgspec.Raw, own: str) -> bool:
+def _is_own_entry(raw: msgspec.Raw, prefix: str) -> bool:
     fields: Any = msgspec.json.decode(raw)
-    return isinstance(fields, dict) and str(cast(dict[str, Any], fields).get("file_name", "")).startswith(own)
+    return isinstance(fields, dict) and str(cast(dict[str, Any], fields).get("file_name", "")).startswith(prefix)

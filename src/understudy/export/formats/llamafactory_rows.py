@@ -157,13 +157,15 @@ def read_turns(
     first ones becomes user text. Only the answers in `trained` have thinking. Raises RowFlaw.
     """
     numbered = [(index, with_text_content(message)) for index, message in enumerate(messages)]
-    first = next((at for at, (_, message) in enumerate(numbered) if message["role"] != "system"), len(numbered))
+    system_count = next(
+        (index for index, (_, message) in enumerate(numbered) if message["role"] != "system"), len(numbered)
+    )
     turns: list[SharegptTurn] = []
-    for answering, group in groupby(
-        numbered[first:], key=lambda numbered_message: numbered_message[1]["role"] == "assistant"
+    for is_answer, group in groupby(
+        numbered[system_count:], key=lambda numbered_message: numbered_message[1]["role"] == "assistant"
     ):
         indexes, members = zip(*group, strict=True)
-        if not answering:
+        if not is_answer:
             turns.append(_user_turn(members, template, form))
             continue
         trained_flags = {index in trained for index in indexes}
@@ -172,7 +174,7 @@ def read_turns(
         turns.append(_answer_turn(members, trained_flags.pop(), template, form))
     if not turns or turns[0].tag not in ("human", "observation"):
         raise RowFlaw(NO_TURNS)
-    return "\n\n".join(message["content"] for _, message in numbered[:first]), turns
+    return "\n\n".join(message["content"] for _, message in numbered[:system_count]), turns
 
 
 def _user_turn(messages: Sequence[Message], template: TemplateRules, form: Form) -> SharegptTurn:
@@ -210,8 +212,8 @@ def _answer_turn(messages: Sequence[Message], trained: bool, template: TemplateR
             written = written.replace(word[0], f"\\u{ord(word[0]):04x}")
     if not text and not thought:
         return SharegptTurn("function_call", written, trained)
-    before = thought + (f"{text}\n" if text else "")
-    return SharegptTurn("function_call", f"{before}{template.call[0]}{written}{template.call[1]}", trained)
+    prefix = thought + (f"{text}\n" if text else "")
+    return SharegptTurn("function_call", f"{prefix}{template.call[0]}{written}{template.call[1]}", trained)
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any] | None:

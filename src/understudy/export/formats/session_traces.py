@@ -53,11 +53,11 @@ def _files(name: str, document: Document) -> Iterator[tuple[str, Document]]:
     yield _file_name(name), document
     identity = document["trajectory_id"]
     for number, child in enumerate(document.get("subagent_trajectories", ()), 1):
-        own = {
+        unique_fields = {
             "trajectory_id": f"{identity}.{child['trajectory_id']}",
             "extra": {**child["extra"], "parent": identity},
         }
-        yield from _files(f"{name}.agent-{number}", {**child, **own})
+        yield from _files(f"{name}.agent-{number}", {**child, **unique_fields})
 
 
 def _file_name(name: str) -> str:

@@ -151,13 +151,13 @@ def task_row(record: Task, run_id: str, split: str, index: int, rewards: list[fl
 def token_row(graded: GradedRollout, sample: Sample, uid: str) -> dict[str, Any]:
     """Return a sample as a row with the names of verl's batches. `uid` names the rollout's group."""
     segment = sample.segment
-    first = segment.loss_mask.index(1)
-    logprobs = segment.logprobs[first:]
+    first_sampled = segment.loss_mask.index(1)
+    logprobs = segment.logprobs[first_sampled:]
     return {
         "uid": uid,
-        "prompts": list(segment.token_ids[:first]),
-        "responses": list(segment.token_ids[first:]),
-        "response_mask": list(segment.loss_mask[first:]),
+        "prompts": list(segment.token_ids[:first_sampled]),
+        "responses": list(segment.token_ids[first_sampled:]),
+        "response_mask": list(segment.loss_mask[first_sampled:]),
         "rollout_log_probs": None if None in logprobs else list(logprobs),
         "reward": sample.reward,
         **{name: getattr(sample, name) for name in _SAMPLE_COLUMNS},
@@ -180,9 +180,12 @@ def _rows(corpus: Corpus, form: Form, unit: Unit) -> Iterator[tuple[str, dict[st
     for graded in corpus.rollouts():
         rewards.setdefault((graded.rollout.run_id, graded.rollout.task_id), []).append(graded.verdict.reward)
     counts: Counter[str] = Counter()
-    for (run_id, task_id), earned in rewards.items():
+    for (run_id, task_id), task_rewards in rewards.items():
         split = corpus.split(task_id)
-        yield task_id, task_row(corpus.store.runs.task(run_id, task_id), run_id, split, counts[split], earned)
+        yield (
+            task_id,
+            task_row(corpus.store.runs.task(run_id, task_id), run_id, split, counts[split], task_rewards),
+        )
         counts[split] += 1
 
 
