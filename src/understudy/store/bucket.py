@@ -47,7 +47,7 @@ _CLIENT = {
     "read_timeout": 20,
     "retries": {"mode": "standard", "total_max_attempts": 2},
     "max_pool_connections": _REQUESTS,
-    # Servers other than Amazon's refuse the newer checksums. Objects are written with their MD5, which all check.
+    # Servers other than Amazon's refuse the newer checksums. Objects are written with their MD5, which all verify.
     "request_checksum_calculation": "when_required",
     "response_checksum_validation": "when_required",
 }
@@ -144,7 +144,7 @@ def parse_bucket(url: str, endpoint_url: str | None, min_bytes: int, store_id: s
 class Bucket:
     """The objects of a store. Safe to use from many threads.
 
-    A server that is away is waited for, except for writes: for up to `outage_s` seconds.
+    Reads and deletions wait up to `outage_s` seconds for an unavailable server; writes do not wait.
     """
 
     def __init__(self, setting: BucketSetting, outage_s: float) -> None:
@@ -156,7 +156,7 @@ class Bucket:
     def write(self, contents: Mapping[bytes, bytes]) -> None:
         """Write objects by the hashes of their contents; they are durable afterwards.
 
-        Raises BucketUnavailable if the server is away, which a caller may wait for, and StoreError.
+        Raises BucketUnavailable if the server is unavailable, so that the caller can retry, and StoreError.
         """
         self._for_each(self._write_object, list(contents.items()))
 
@@ -227,7 +227,7 @@ class Bucket:
             return list(threads.map(request, arguments))
 
     def _waiting(self, request: Callable[[], T], digest: bytes | str) -> T:
-        """Run a request; while the server is away, again and again."""
+        """Run a request, and repeat it while the server is unavailable."""
         return repeat_for(
             partial(self._with_store_errors, request, digest),
             lambda error: self._outage_s if isinstance(error, BucketUnavailable) else 0.0,

@@ -1,4 +1,6 @@
-"""The contents of a store that are in its bucket: setting the bucket, comparing both, removing the rest."""
+"""The contents of a store that are in its bucket: sets the bucket, compares it with the database, and removes
+objects that no content refers to.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from understudy.store.database import Repository, WriteContext, queued
 from understudy.store.schema import blobs, settings
 
 GRACE_S: Final = 3600.0
-"""How old an object is that is removed because nothing refers to it, in seconds, so that none is removed that
-somebody has just written. Nobody should be: removing needs the store alone.
+"""The least age, in seconds, of an unreferenced object that is removed. Removing needs exclusive access to the
+store; this also protects an object that another process has just written in spite of that.
 """
 
 _PROBE: Final = b"understudy's check whether this bucket can be written\n"
@@ -154,7 +156,7 @@ class BucketRepository(Repository):
     def unneeded(self, *, remove: bool = False) -> UnneededObjects:
         """Return the objects that nothing refers to, except new ones, and `remove` them.
 
-        Removing needs the store alone. Raises StoreError.
+        Removing needs exclusive access to the store. Raises StoreError.
         """
         if (bucket := self._database.bucket) is None:
             return UnneededObjects()

@@ -343,7 +343,7 @@ class ContentWriter:
         return None if data is None else self.blob(data)
 
     def node(self, parent: int, blob_id: int) -> int:
-        """Return the node that appends a blob to the conversation ending in `before`; a new one is stored."""
+        """Return the node that appends a blob to the conversation ending in `parent`; a new one is stored."""
         step = (parent, blob_id)
         node_id = self._nodes.get(step)
         if node_id is None:
@@ -366,7 +366,7 @@ class ContentWriter:
     def upload(self) -> None:
         """Write to the bucket what the transaction that was rolled back needs there.
 
-        Whoever prunes the store needs it alone, so the objects stay at least until this session ends. Raises
+        Pruning needs exclusive access to the store, so the objects stay at least until this session ends. Raises
         BucketUnavailable and StoreError.
         """
         assert self._bucket is not None

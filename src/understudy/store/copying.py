@@ -95,7 +95,7 @@ def _number_of(table: Table) -> Any:
 
 
 def _rows(store: Store, table: Table, last_number: int) -> Iterator[Sequence[tuple[Any, ...]]]:
-    """Yield the rows of a table in batches; numbered rows in order, from those after the number `after`."""
+    """Yield the rows of a table in batches; numbered rows in order, from those after `last_number`."""
     number = _number_of(table)
     while True:
         query = select(*table.columns)

@@ -344,8 +344,8 @@ class Database:
         with self.reading() as connection:
             setting = read_setting(connection)
         self.bucket = None if setting is None else Bucket(setting, driver.outage_s)
-        """The bucket for large contents. Setting it needs the store alone, so it cannot change meanwhile."""
-        # Whoever reads contents has a connection, and finds the bucket by it.
+        """The bucket for large contents. Setting it needs exclusive access, so it cannot change meanwhile."""
+        # Functions that read contents get the bucket from their connection.
         driver.engine.update_execution_options(store_bucket=self.bucket)
         self.writer = Writer(driver)
         self.lease_writer = self.writer if self.bucket is None else Writer(driver, "-leases")

@@ -1,4 +1,4 @@
-"""Repeats what failed because a server is away for a while."""
+"""Repeats actions that fail because a server is unavailable for a while."""
 
 from __future__ import annotations
 

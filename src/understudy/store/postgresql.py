@@ -384,7 +384,7 @@ class PostgresqlDriver(DatabaseDriver):
         """Return how long to retry: during outages, and after conflicts in which PostgreSQL rolled back this
         transaction.
 
-        Never if this process has the store alone.
+        Never if this process has exclusive access to the store.
         """
         if self._exclusive:
             return 0.0

@@ -59,7 +59,7 @@ release before could no longer be read on read-only media.
 
 metadata = MetaData()
 
-# SQLite has 64-bit integers and compares texts by bytes; PostgreSQL does so only if told to.
+# SQLite has 64-bit integers and compares texts by bytes; PostgreSQL needs these types for that.
 Integer = BigInteger().with_variant(_SqliteInteger(), "sqlite")
 Text = _SqliteText().with_variant(_SqliteText(collation="C"), "postgresql")
 

@@ -19,7 +19,7 @@ be a user's own text. instructions: in the system prompt.
 """
 
 Purpose = Literal["compaction", "auxiliary", "continued"]
-"""What a request is for: a summary of the conversation, something beside the work, or to continue from a summary.
+"""What a request is for: a summary of the conversation, an auxiliary task, or to continue from a summary.
 """
 
 

@@ -1,7 +1,8 @@
-"""What each call was for: the work itself, a subagent's, a summary of a conversation, or something beside it.
+"""Assigns each call its role: the work itself, a subagent's, a summary of a conversation, or auxiliary.
 
-Decided by evidence in the requests and in what became of the answers, never by position alone. What an agent says
-of itself is believed: a role decides what is learned from, and an agent that lies about it harms its own data.
+A role is decided by the wording of the request and by what followed the answer, never by position alone. What an
+agent states about itself is trusted: the role only decides what is learned, so a wrong statement harms nothing but
+its own data.
 """
 
 from __future__ import annotations

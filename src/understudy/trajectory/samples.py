@@ -1,4 +1,4 @@
-"""Token-exact samples: the longest sequences in which every sampled token stands where it was sampled.
+"""Token-exact samples: the longest sequences in which every sampled token has the context it was sampled in.
 
 Call n is merged into call n+1 of its branch when `prompt_{n+1}` begins with `prompt_n + completion_n`; else a
 new segment begins, and why is counted. No token is ever encoded anew.

@@ -1,4 +1,4 @@
-"""The tree of an attempt's calls: who follows whom, which branch each is on, and which were retried in vain.
+"""The tree of an attempt's calls: each call's parent and branch, and which calls were superseded by a retry.
 
 A call follows the earlier call of the same agent whose messages and own answer are the beginning of its
 messages. Claude Code rewrites an assistant's turn when it sends it back (defaults filled in, keys reordered,

@@ -1,14 +1,15 @@
-"""Whether a session may have been ended and resumed at a place where its log does not tell.
+"""Detects where a session may have been ended and resumed without a record of it in the log.
 
 Some versions follow `parentUuid` only when they resume, and so lose the parallel calls whose results hang on other
-records (`VersionBehaviour.resumes_by_parent`). Of `/resume` many logs have no trace. So what follows such calls is
-uncertain from the next prompt on, unless the usage that the API reported with the response to it shows otherwise:
+records (`VersionBehaviour.resumes_by_parent`). Many logs do not record a `/resume`. After such calls, states are
+therefore uncertain from the next prompt on, unless the usage that the API reported for that prompt shows that the
+calls were sent:
 
-- The provider's cache holds beginnings of prompts. Where the response read more from it than the request behind
-  those calls was long, they were sent again: no other request had the same beginning.
+- The provider caches the beginnings of prompts. If the response read more tokens from the cache than the request
+  after those calls had, the calls were part of the prompt: no other request had the same beginning.
 - Or the prompt is longer than it would be without those calls, by more than what the program may add unlogged.
-  That is little within one run of the program: its prompts have a list of `todos`, which those of a resumed
-  session lack unless it was left and resumed in that same run. A new run may have other tools.
+  Within one run of the program that is little: its prompts have a list of `todos`, which the prompts of a resumed
+  session lack unless it was left and resumed in the same run. A new run may have other tools.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class Continuity:
         usage, usage_before, usage_after = map(usage_of, (response, last_response, lost.next_response))
         if usage is None or usage_before is None or usage_after is None:
             return True
-        # A prompt that was stopped may already have put the beginning of a resumed session into the cache.
+        # An interrupted prompt may already have put the beginning of a resumed session into the cache.
         is_first = sum(not _is_program_text(prompt) for prompt in prompts) < 2
         if is_first and (usage.cache_read_input_tokens or 0) >= usage_after.cached_tokens() > 0:
             return False

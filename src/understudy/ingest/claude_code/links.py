@@ -1,4 +1,4 @@
-"""Links that do not say what a response was given to, and what a resumed session makes of them.
+"""Parent links that do not lead to what a response answered, and how a resumed session follows them.
 
 When the program compacts the conversation in the middle of its work, it logs the boundary, the summary, and the
 attachments sent with it, while the next response already arrives. Versions from 2.1.87 to 2.1.107 were seen to log
@@ -76,8 +76,8 @@ def _sent_with_summary(records: Sequence[ClaudeRecord], boundary: int) -> list[i
 def leads_nowhere(record: ClaudeRecord, previous: ClaudeRecord | None) -> bool:
     """Return whether a later resume finds nothing before this record, whose parent is not in the log.
 
-    Its parent was written to another session's log, or not at all. The program then goes on with the record before
-    it, if that is not much older.
+    Its parent was written to another session's log, or not at all. The program then continues from the record
+    before it, if that is not much older.
     """
     elapsed_s = seconds_between(previous.timestamp, record.timestamp) if previous is not None else None
     return elapsed_s is None or elapsed_s > _GAP_S

@@ -1,4 +1,4 @@
-"""Prompts that were shorter than the log explains, by the usage that the API reported.
+"""Detects prompts that were shorter than the log explains, by the usage that the API reported.
 
 Some versions (seen: 2.0.76 to 2.1.17) clear old tool results without a record of it, often most of the prompt, and
 1.0.x replaces the whole conversation by a summary. A request repeats what was sent before, so its prompt is not
@@ -43,7 +43,7 @@ COMPACTION_NOT_LOGGED = "compaction_not_logged"
 """The note on states of which the model was sent less than half: a summary has replaced them."""
 
 CLEARING_UNKNOWN = "clearing_unknown"
-"""The note on states of which nothing tells whether old tool results were still sent."""
+"""The note on states for which the log does not show whether old tool results were still sent."""
 _CLEARABLE_BYTES = 60_000 * FEWEST_BYTES_PER_TOKEN
 """The fewest bytes of results of which some can be cleared: 40,000 tokens are kept, 20,000 or more are not."""
 
@@ -128,8 +128,8 @@ def _may_be_cleared(results: _Results, usage: PromptUsage | None) -> bool:
 
 
 class _Paths:
-    """What precedes responses on their paths. What was found out about a node is kept, so that all of it takes
-    linear time.
+    """Computes what precedes each response on its path. Results are cached by node, so that a session takes linear
+    time.
     """
 
     def __init__(self, nodes: Sequence[TraceNode]) -> None:

@@ -201,7 +201,7 @@ def path_without_images(nodes: list[TraceNode], tip: int) -> int:
 
 
 def path_after_resume(nodes: list[TraceNode], tip: int, reached: set[int]) -> int:
-    """Copy the path to `tip`, keeping only results whose records (by Python's `id()`) are in `met`.
+    """Copy the path to `tip`, keeping only results whose records (by Python's `id()`) are in `reached`.
 
     Tool calls that lost their result are removed too. Returns the last node of the copy.
     """
@@ -315,7 +315,7 @@ def is_new_branch(
     responses: Iterable[ClaudeResponse],
     parent: ClaudeRecord | None,
 ) -> bool:
-    """Return whether a record whose parent is `above` begins a new branch, which is so if its parent is a tool
+    """Return whether a record whose parent is `parent` begins a new branch, which is so if its parent is a tool
     result and another response already follows the end of `response`.
     """
     if parent is None or not result_ids(parent):

@@ -129,7 +129,7 @@ def _key(number: Any) -> Any:
 
 
 _EVENT_FILE = re.compile(r"events/\d+\.json$")
-# Internal events, of which the model is told nothing.
+# Internal events, which the model is not sent.
 _SILENT = frozenset((
     "change_agent_state", "agent_state_changed", "null", "loop_detection_pause", "recall", "status", "push",
     "send_pr",
@@ -365,7 +365,7 @@ _CLIPPED_AND_SAVED = (
     "The complete output has been saved to {path} - you can use other tools to view the full content (truncated "
     "part starts around line {line}).</NOTE>"
 )
-# Internal events, of which the model is told nothing.
+# Internal events, which the model is not sent.
 _V1_SILENT = frozenset((
     "ConversationStateUpdateEvent", "CondensationRequest", "PauseEvent", "TokenEvent", "ConversationErrorEvent",
     "LLMCompletionLogEvent", "StreamingDeltaEvent",

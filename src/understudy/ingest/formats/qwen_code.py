@@ -42,7 +42,7 @@ class QwenCodeFormat(LogFormat):
         builder = TraceBuilder("qwen-code", file.path, name, losses=losses)
         builder.trace.renderer = ReplyRenderer()
         tips: dict[str | None, int] = {None: -1}
-        restored = False  # whether results were put behind the last compression
+        restored = False  # whether earlier results were added after the last compression
         for number, record in enumerate(read_records(file, losses)):
             parent = string(record.get("parentUuid"))
             # A record whose parent is missing is put after the previous record.
@@ -52,7 +52,7 @@ class QwenCodeFormat(LogFormat):
                 restored = _compress(builder, items(value_at(record, "systemPayload", "compressedHistory")))
             else:
                 if restored and record.get("type") == "user":
-                    # A resumed session lacks those results, and nothing tells whether it was resumed.
+                    # A resumed session lacks those results, and the log does not show whether it was resumed.
                     builder.fidelity, builder.notes = "repaired", ("resume_not_logged",)
                 _add(builder, record, number)
             tips[string(record.get("uuid")) or f"line {number}"] = builder.tip

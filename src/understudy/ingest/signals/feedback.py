@@ -17,7 +17,7 @@ _WRITTEN_BY_PROGRAMS = (
     "<", "[Request interrupted", "Caveat: ", "This session is being continued from a previous conversation",
     "# AGENTS.md", "[TASK RESUMPTION]", "OBSERVATION:", "Base directory for this skill:", "[Image",
 )  # fmt: skip
-# Prompts that the user wrote while the model worked: the program's words in front of them, and those behind them.
+# The program's text before and after a prompt that the user wrote while the model worked.
 _QUEUED = re.compile(r"(?:<system-reminder>\s*)?The user sent (?:the following|a new) message[^\n]{0,80}:\s*")
 _AFTER_QUEUED = re.compile(r"\n\n(?:IMPORTANT:|Please address this message|This is how Claude Code)")
 # The program's reminders in front of a user's text, in the same message.
@@ -171,7 +171,7 @@ def feedback(text: str) -> Literal["positive", "negative"] | None:
     praise = _POSITIVE.match(opening, start)
     if praise is None:
         return None
-    # Praise that is taken back does not count: "great, but it still fails".
+    # Praise followed by a contrast does not count: "great, but it still fails".
     remainder = opening[praise.end() :]
     if contrast := _CONTRAST.search(remainder):
         contrasted = remainder[contrast.end() :].lstrip(" ,:")
