@@ -143,9 +143,11 @@ def _selection_table(selection: ExportSelection, name: str) -> str:
         **({"thinking": selection.thinking} if selection.thinking else {}),
     }
     if "sessions" in selection.origins or selection.exclude_tasks:
-        near = "left out" if selection.drop_near_duplicates else "left out where splits differ"
-        near += f"; also those of {len(selection.apart_from)} other stores" if selection.apart_from else ""
-        choices["near-duplicate sessions"] = near
+        near_duplicates = "left out" if selection.drop_near_duplicates else "left out where splits differ"
+        near_duplicates += (
+            f"; also those of {len(selection.apart_from)} other stores" if selection.apart_from else ""
+        )
+        choices["near-duplicate sessions"] = near_duplicates
         choices["excluded tasks"] = selection.exclude_tasks.name if selection.exclude_tasks else "none"
     return f"Made by `understudy export {name}` (Understudy {__version__}, schema {SCHEMA}).\n\n" + _table(
         "choice", "value", choices
@@ -423,11 +425,11 @@ def _manifest(
     optional |= {name: getattr(selection, name) for name in ("cut_tokens", "cut_chars", "tokenizer", "weights")}
     bounds = dict(_time_bounds(selection))
     optional |= {"clients": selection.clients, **{name: math.isfinite(bounds[name]) for name in bounds}}
-    chosen = {key: value for key, value in msgspec.structs.asdict(selection).items() if optional.get(key, True)}
+    options = {key: value for key, value in msgspec.structs.asdict(selection).items() if optional.get(key, True)}
     if selection.apart_from:
-        chosen["apart_from"] = len(selection.apart_from)  # their paths are private
+        options["apart_from"] = len(selection.apart_from)  # their paths are private
     if selection.exclude_tasks:
-        chosen["exclude_tasks"] = selection.exclude_tasks.name
+        options["exclude_tasks"] = selection.exclude_tasks.name
     return {
         "format": name,
         "schema": SCHEMA,
@@ -436,7 +438,7 @@ def _manifest(
         **({"tools_sources": exported.tools_sources} if exported.tools_sources else {}),
         **({"lengths": exported.lengths} if exported.lengths else {}),
         **({"mixture": exported.mixture} if exported.mixture else {}),
-        "selection": chosen,
+        "selection": options,
         "files": {
             file: {"bytes": (source / file).stat().st_size, "sha256": sha256_of(source / file)}
             | ({"kept": True} if file in local_only else {})

@@ -56,9 +56,9 @@ class LengthFigures(Struct, frozen=True, kw_only=True):
 
     def summary(self) -> str:
         """Return the figures as a sentence."""
-        by = f" by the tokenizer {self.tokenizer}" if self.tokenizer else ""
+        tokenizer_note = f" by the tokenizer {self.tokenizer}" if self.tokenizer else ""
         return (
-            f"lengths in {self.unit}{by}: shortest {self.shortest:,}, median {self.median:,}, "
+            f"lengths in {self.unit}{tokenizer_note}: shortest {self.shortest:,}, median {self.median:,}, "
             f"90 % up to {self.p90:,}, longest {self.longest:,}, together {self.total:,}"
         )
 
@@ -215,8 +215,8 @@ class LengthRule:
         characters_at, length_at = 0, 0
         while too_long + 1 < fits:
             # The first start that should fit, among those that are still possible.
-            room = characters_at + (limit - length_at) / self._per_character
-            guess = bisect_left(characters, -room, key=operator.neg)
+            remaining_characters = characters_at + (limit - length_at) / self._per_character
+            guess = bisect_left(characters, -remaining_characters, key=operator.neg)
             position = min(max(guess, too_long + 1), fits - 1)
             length = measure(starts[position])
             if length is None or length > limit:

@@ -68,8 +68,10 @@ class NearDuplicates:
         # Beyond the largest hash of a full sketch, it is unknown what the session has.
         sketch = _Sketch(hashes, frozenset(hashes), hashes[-1] if len(hashes) == _SKETCH_HASHES else 1 << 32)
         candidates = {number for key in hashes[:_INDEXED_HASHES] for number in self._by_hash.get(key, ())}
-        near = [number for number in sorted(candidates) if self._is_near(sketch, self._sketches[number][1])]
-        return [self._sketches[number][0] for number in near], sketch
+        near_numbers = [
+            number for number in sorted(candidates) if self._is_near(sketch, self._sketches[number][1])
+        ]
+        return [self._sketches[number][0] for number in near_numbers], sketch
 
     def add(self, name: str, sketch: _Sketch) -> None:
         """Add a session by the sketch that `find` returned."""
@@ -103,20 +105,20 @@ class Benchmark:
     def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
         self._ids: set[str] = set()
         self._repositories: set[str] = set()
-        self._added: list[frozenset[str]] = []
+        self._added_lines: list[frozenset[str]] = []
         for row in rows:
             self._ids.add(str(row.get("instance_id") or ""))
             repository = str(row.get("repo") or "").lower()
             self._repositories |= {repository, repository.replace("/", "__")}
-            added = frozenset(
+            added_lines = frozenset(
                 _lines(
                     line[1:]
                     for line in str(row.get("patch") or "").splitlines()
                     if line.startswith("+") and not line.startswith("+++")
                 )
             )
-            if len(added) >= _MIN_ADDED_LINES:
-                self._added.append(added)
+            if len(added_lines) >= _MIN_ADDED_LINES:
+                self._added_lines.append(added_lines)
         self._ids.discard("")
         self._repositories.discard("")
         self._patterns = [
@@ -134,8 +136,8 @@ class Benchmark:
 
     def _by_line(self) -> dict[str, list[int]]:
         by_line: dict[str, list[int]] = {}
-        for number, added in enumerate(self._added):
-            for line in added:
+        for number, added_lines in enumerate(self._added_lines):
+            for line in added_lines:
                 by_line.setdefault(line, []).append(number)
         return by_line
 
@@ -161,7 +163,7 @@ class Benchmark:
                     for number in self._tasks_by_line.get(candidate, ()):
                         lines_found.setdefault(number, set()).add(candidate)
         if any(
-            len(found) >= max(_MIN_ADDED_LINES, len(self._added[number]) * 2 / 3)
+            len(found) >= max(_MIN_ADDED_LINES, len(self._added_lines[number]) * 2 / 3)
             for number, found in lines_found.items()
         ):
             return "gold patch of the benchmark"

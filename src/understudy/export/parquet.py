@@ -60,11 +60,11 @@ class _BatchWriter:
     pyarrow writes to a Python file, `sink`, because it cannot open paths that are not valid Unicode.
     """
 
-    def __init__(self, file: Any, sink: BinaryIO, columns: Columns, of: Any) -> None:
+    def __init__(self, file: Any, sink: BinaryIO, columns: Columns, arrow_schema: Any) -> None:
         self._file = file
         self._sink = sink
         self._columns = columns
-        self._schema = of
+        self._schema = arrow_schema
         self._rows: list[Mapping[str, Any]] = []
         self._bytes = 0
 
@@ -100,11 +100,13 @@ class ExportParquetWriter(_BatchWriter):
     suffix = ".parquet"
 
     def __init__(self, path: Path, columns: Columns) -> None:
-        of = schema(columns)
+        arrow_schema = schema(columns)
         import pyarrow.parquet
 
         sink = path.open("wb")
-        super().__init__(pyarrow.parquet.ParquetWriter(sink, of, compression="zstd"), sink, columns, of)
+        super().__init__(
+            pyarrow.parquet.ParquetWriter(sink, arrow_schema, compression="zstd"), sink, columns, arrow_schema
+        )
 
 
 class SavedDatasetWriter(_BatchWriter):
@@ -118,7 +120,7 @@ class SavedDatasetWriter(_BatchWriter):
     files = (data, "dataset_info.json", "state.json")
 
     def __init__(self, path: Path, columns: Columns) -> None:
-        of = schema(columns)
+        arrow_schema = schema(columns)
         arrow = require_pyarrow()
         path.mkdir()
         info = dict.fromkeys(("citation", "description", "homepage", "license"), "")
@@ -134,7 +136,7 @@ class SavedDatasetWriter(_BatchWriter):
         }
         (path / "state.json").write_bytes(json_bytes(state))
         sink = (path / self.data).open("wb")
-        super().__init__(arrow.RecordBatchStreamWriter(sink, of), sink, columns, of)
+        super().__init__(arrow.RecordBatchStreamWriter(sink, arrow_schema), sink, columns, arrow_schema)
 
 
 def features(columns: Columns) -> dict[str, Any]:

@@ -53,8 +53,8 @@ def plan_push(directory: Path, repo: str, *, private: bool = True, unredacted: b
             "again without --unredacted, or confirm with --unredacted that they may be published"
         )
     files: dict[str, int] = {}
-    listed: Any = manifest.get("files")
-    for name, about in (cast(dict[str, Any], listed) if isinstance(listed, dict) else {}).items():
+    listed_files: Any = manifest.get("files")
+    for name, about in (cast(dict[str, Any], listed_files) if isinstance(listed_files, dict) else {}).items():
         if about.get("kept"):
             continue
         path = directory / name

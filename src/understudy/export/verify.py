@@ -108,22 +108,22 @@ def verify_rows(store: Store, rows: Iterable[tuple[str, dict[str, Any]]], report
         for key, value in expected.items():
             if key in row and row[key] != value:
                 report.add(where, f"{key} is {row[key]!r}, the verdict's is {value!r}; export again")
-        if not (chosen := _calls_of_row(row, calls)):
+        if not (row_calls := _calls_of_row(row, calls)):
             report.add(
                 where,
                 f"none of the {len(calls)} calls of attempt {attempt_id} is the row's, expected those that its "
                 "call_ids, example_id or turn names; export again",
             )
             continue
-        for call in chosen:
+        for call in row_calls:
             _check_call(call, versioned, where, report)
-        version = chosen[-1].policy_version
+        version = row_calls[-1].policy_version
         if "policy_version" in row and row["policy_version"] not in (None, version):
             report.add(
                 where, f"policy_version is {row['policy_version']!r}, the call's is {version!r}; export again"
             )
         tokens = _tokens_of_row(row)
-        if tokens is not None and (skew := _differing_tokens(tokens, chosen)):
+        if tokens is not None and (skew := _differing_tokens(tokens, row_calls)):
             report.skewed_tokens += skew
             report.add(where, f"{skew} tokens are not those that were sent and sampled; export again")
 

@@ -127,13 +127,13 @@ def _identities(batch: LogBatch) -> list[LogIdentity] | None:
     """Return the current identities of a batch's logs, or None if one of them no longer exists."""
     identities: list[LogIdentity] = []
     for file in batch.files:
-        archive, inside, _ = file.path.partition(INSIDE)
+        archive, separator, _ = file.path.partition(INSIDE)
         try:
             status = os.stat(archive)  # noqa: PTH116 (of very many paths)
         except OSError:
             return None
         # A member of an archive has the archive's modification time.
-        size = file.size if inside else status.st_size
+        size = file.size if separator else status.st_size
         identities.append(LogIdentity(path_bytes(file.path), size, status.st_mtime_ns))
     return identities
 
@@ -162,8 +162,8 @@ def load_manifest(output: Path, job: IngestJob) -> OutputManifest | None:
         status = output.stat()
     except (OSError, msgspec.MsgspecError):
         return None
-    written = (manifest.version, manifest.reader, manifest.size, manifest.modified_ns)
-    return manifest if written == (_FORMAT, reader_of(job), status.st_size, status.st_mtime_ns) else None
+    recorded = (manifest.version, manifest.reader, manifest.size, manifest.modified_ns)
+    return manifest if recorded == (_FORMAT, reader_of(job), status.st_size, status.st_mtime_ns) else None
 
 
 def save_manifest(path: Path, states_file: Path, job: IngestJob, batches: list[IngestedBatch]) -> None:

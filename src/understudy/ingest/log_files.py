@@ -124,8 +124,8 @@ def _walk(paths: Iterable[Path], skipped: Counter[str], errors: list[str] | None
 
 def log_file_at(path: str) -> LogFile:
     """Return the log at `path`, which has the form of `LogFile.path`. Raises OSError if there is none."""
-    archive, inside, member = path.partition(INSIDE)
-    if inside and archive.lower().endswith(".zip"):
+    archive, separator, member = path.partition(INSIDE)
+    if separator and archive.lower().endswith(".zip"):
         info = _member(archive, member)
         return LogFile(path, info.file_size, partial(_open_member, archive, member))
     size = os.stat(path).st_size  # noqa: PTH116 (of very many paths)

@@ -172,5 +172,5 @@ def escaped_bytes(data: bytes) -> int:
     """
     if data.isascii():
         return len(data)
-    plain = len(data.translate(None, delete=_BEYOND_ASCII))
-    return plain + 6 * (len(data.decode().encode("utf-16-le")) // 2 - plain)
+    ascii_bytes = len(data.translate(None, delete=_BEYOND_ASCII))
+    return ascii_bytes + 6 * (len(data.decode().encode("utf-16-le")) // 2 - ascii_bytes)

@@ -50,10 +50,10 @@ class RedactionSearch:
 
     def __init__(self, redactor: Redactor, samples: int = 3) -> None:
         self._redactor = redactor
-        self._most = samples
+        self._most_samples = samples
         self._conversations = self._characters = 0
         self._rules: dict[str, str] = {}
-        self._chosen: list[RedactionSample] = []
+        self._samples: list[RedactionSample] = []
         self._replaced, self._values, self._sampled = Counter[str](), Counter[str](), Counter[str]()
 
     def add(self, conversation: Conversation) -> None:
@@ -74,10 +74,10 @@ class RedactionSearch:
         for text, _ in json_strings(redacted) if new_pseudonyms else ():
             for match in PSEUDONYM.finditer(text):
                 rule = self._rules.get(match.group(), "")
-                if match.group() in new_pseudonyms and self._sampled[rule] < self._most:
+                if match.group() in new_pseudonyms and self._sampled[rule] < self._most_samples:
                     new_pseudonyms.discard(match.group())
                     self._sampled[rule] += 1
-                    self._chosen.append(RedactionSample(rule, name, _context(text, match)))
+                    self._samples.append(RedactionSample(rule, name, _context(text, match)))
 
     def preview(self) -> RedactionPreview:
         """Return what was replaced so far."""
@@ -86,7 +86,7 @@ class RedactionSearch:
             characters=self._characters,
             replaced=dict(self._replaced.most_common()),
             values=dict(self._values.most_common()),
-            samples=sorted(self._chosen, key=lambda sample: sample.rule),
+            samples=sorted(self._samples, key=lambda sample: sample.rule),
         )
 
 

@@ -70,7 +70,7 @@ def proposals(
         if ask.call_id is not None and ask.status == "answered" and replay in (None, ask.replay_id)
     }
     # All calls at once: they share most of their request, which is then read once.
-    calls = {call.id: call for call in store.calls.some(list(asks))}
+    calls = {call.id: call for call in store.calls.with_ids(list(asks))}
     for call_id, ask in asks.items():
         action, why = action_of(calls.get(call_id) or store.calls.get(call_id), sent)
         if action is None:

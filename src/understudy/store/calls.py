@@ -185,11 +185,11 @@ class CallRepository(Repository):
 
     def contents(self, attempt_id: str) -> Iterator[bytes]:
         """Yield the messages and responses of an attempt's calls as JSON, each distinct one once, oldest first."""
-        chosen = calls.c.attempt_id == attempt_id
-        query = select(calls.c.node_id, calls.c.response_id).where(chosen).order_by(calls.c.sequence)
+        of_attempt = calls.c.attempt_id == attempt_id
+        query = select(calls.c.node_id, calls.c.response_id).where(of_attempt).order_by(calls.c.sequence)
         with self._reading() as connection:
             rows = connection.execute(query).all()
-            tree = read_nodes(connection, select(calls.c.node_id).where(chosen))
+            tree = read_nodes(connection, select(calls.c.node_id).where(of_attempt))
             ids = dict.fromkeys(tree[node][1] for node in sorted(tree))
             ids.update(dict.fromkeys(row.response_id for row in rows))
             blobs = read_blobs(connection, ids)
@@ -284,10 +284,10 @@ class CallRepository(Repository):
         with self._reading() as connection:
             return self._named(_read(connection, and_(_began(attempt_id, since, until), of_session)))
 
-    def _named(self, read: Iterator[Call]) -> Iterator[Call]:
+    def _named(self, calls_read: Iterator[Call]) -> Iterator[Call]:
         """Yield calls that are assembled one at a time. Errors meanwhile name the store, as while reading."""
         with self._database.driver.errors():
-            yield from read
+            yield from calls_read
 
     def get(self, call_id: str) -> Call:
         """Return a call by its id. Raises StoreError if there is none."""
@@ -341,15 +341,15 @@ def _row(context: WriteContext, call: Call) -> tuple[tuple[Any, ...], int | None
         contents.blob(call.response),
     )
     packed, ids = _pack_tokens(context, call)
-    plain = [getattr(call, name) for name in _PLAIN]
+    plain_columns = [getattr(call, name) for name in _PLAIN]
     usage = [getattr(call.usage, name) for name in _USAGE]
-    added = (
+    later_columns = (
         call.usage.cache_write_tokens,
         call.cost_usd,
         encode(call.policy_spans) if call.policy_spans else None,
         encode(call.audit) if call.audit else None,
     )
-    return (*plain, *usage, *content, *packed, *added), packed[0], ids
+    return (*plain_columns, *usage, *content, *packed, *later_columns), packed[0], ids
 
 
 def _pack_tokens(context: WriteContext, call: Call) -> tuple[tuple[Any, ...], Ids | None]:

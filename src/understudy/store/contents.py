@@ -530,8 +530,8 @@ def extend_nodes(connection: Connection, tree: dict[int, tuple[int, int]], ends:
             nodes.c.id.in_(json_values(sorted(missing_nodes)))
         )
         chain = chain.cte("path", recursive=True)
-        above = select(*columns, chain.c.step + 1).join(chain, nodes.c.id == chain.c.parent_id)
-        chain = chain.union(above.where(chain.c.step < steps))
+        parents = select(*columns, chain.c.step + 1).join(chain, nodes.c.id == chain.c.parent_id)
+        chain = chain.union(parents.where(chain.c.step < steps))
         links = {key: (parent, blob) for key, parent, blob, _ in connection.execute(select(chain)).all()}
         if missing := missing_nodes - links.keys():
             raise damaged(f"node {min(missing)} is missing")

@@ -140,8 +140,8 @@ class LeaseRepository(Repository):
         context.connection.execute(update(runs).where(runs.c.id == run_id).values(engine="local"))
         self._refuse_others(context, run_id, _executor_alone(run_id), lease.worker)
         self._refuse_others(context, run_id, _holders(run_id), lease.worker)
-        earlier = (workers.c.run_id == run_id) & (workers.c.id != lease.worker)
-        context.connection.execute(delete(workers).where(earlier))
+        is_earlier = (workers.c.run_id == run_id) & (workers.c.id != lease.worker)
+        context.connection.execute(delete(workers).where(is_earlier))
         _write_worker(context, lease, release, capacity=0, run_id=run_id)
 
     @queued
@@ -163,9 +163,9 @@ class LeaseRepository(Repository):
                 "expired"
             )
         # Delete only expired rows: the row of a gateway that started at the same moment must make this one fail.
-        earlier = (workers.c.run_id == GATEWAY) & (workers.c.lease_until < store_clock())
-        earlier &= workers.c.id != lease.worker
-        context.connection.execute(delete(workers).where(earlier))
+        is_earlier = (workers.c.run_id == GATEWAY) & (workers.c.lease_until < store_clock())
+        is_earlier &= workers.c.id != lease.worker
+        context.connection.execute(delete(workers).where(is_earlier))
         _write_worker(context, lease, release, capacity=0, run_id=GATEWAY)
 
     def _refuse_others(
@@ -196,7 +196,7 @@ class LeaseRepository(Repository):
 
     def open_runs(self) -> list[OpenRun]:
         """Return the runs that workers may claim rollouts of and that have queued ones, oldest first."""
-        waiting = rollouts.c.status.in_(("queuing", "requeuing"))
+        is_queued = rollouts.c.status.in_(("queuing", "requeuing"))
         query = (
             select(
                 runs.c.id,
@@ -204,7 +204,7 @@ class LeaseRepository(Repository):
                 *(json_field(runs.c.config, name).label(name) for name in ("served", "wave")),
             )
             .where(runs.c.engine == "workers")
-            .where(select(rollouts.c.id).where(rollouts.c.run_id == runs.c.id, waiting).exists())
+            .where(select(rollouts.c.id).where(rollouts.c.run_id == runs.c.id, is_queued).exists())
             .order_by(runs.c.created_at, runs.c.id)
         )
         return self._read_all(query, lambda row: OpenRun(row["id"], row["release"], row["served"], row["wave"]))

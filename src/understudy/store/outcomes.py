@@ -201,9 +201,9 @@ class OutcomeRepository(Repository):
     def listed(self, rollout_ids: Sequence[str]) -> list[ListedRollout]:
         """Return rollouts by id, in no particular order. Unknown ids are left out."""
         reviewed = select(rewards.c.attempt_id).where(rewards.c.review.is_not(None))
-        chosen = rollouts.c.id.in_(json_values(rollout_ids, Text))
+        is_requested = rollouts.c.id.in_(json_values(rollout_ids, Text))
         columns = (column for column in rollouts.c if column.key not in ("status", "error"))
-        query = _outcomes(chosen, *columns, listed=True)
+        query = _outcomes(is_requested, *columns, listed=True)
         with self._reading() as connection:
             by_person = set(connection.execute(reviewed).scalars())
             rows = connection.execute(query).mappings().all()

@@ -103,16 +103,16 @@ class PostgresqlSession(WriterSession):
     dialect = "postgresql"
     is_remote = True
 
-    def __init__(self, connection: Connection, writer: str, alone: str = "") -> None:
-        """`alone` is the store's name: then no transaction begins while an earlier release has the store open."""
+    def __init__(self, connection: Connection, writer: str, exclusive_name: str = "") -> None:
+        """`exclusive_name`: the store's name; no transaction then begins while an earlier release has it open."""
         super().__init__(connection)
-        self._alone = alone
+        self._exclusive_name = exclusive_name
         self._raw = _raw(connection)
         self._cursor = self._raw.cursor(binary=True)
         self._rows = _psycopg().RawCursor(self._raw)
         self._writer = writer
         self._recent_group = -1
-        if not alone:
+        if not exclusive_name:
             self._raw.execute(_LIMIT_PAUSES)
         self._raw.execute(_FORGET_WRITER, (writer,))
         self._raw.execute(_NOTE_WRITER, (writer,))
@@ -123,8 +123,8 @@ class PostgresqlSession(WriterSession):
         Waits for an unfinished transaction of this writer on a lost connection, then checks if it was committed.
         """
         self._raw.execute("BEGIN")
-        if self._alone:
-            postgresql_lock.refuse_earlier_releases(self._raw, self._alone)
+        if self._exclusive_name:
+            postgresql_lock.refuse_earlier_releases(self._raw, self._exclusive_name)
         if self._recent_group >= 0:
             return True
         query = "SELECT group_number FROM store_writers WHERE id = %s FOR UPDATE"

@@ -88,13 +88,13 @@ class RunRepository(Repository):
             values = {"id": run_id, "config": column, "created_at": time.time()}
             context.connection.execute(insert(runs).values(values))
         elif existing != column:
-            changed = _differing_keys(msgspec.json.decode(existing), msgspec.json.decode(column))
-            if changed == "served":
+            differing_keys = _differing_keys(msgspec.json.decode(existing), msgspec.json.decode(column))
+            if differing_keys == "served":
                 context.connection.execute(update(runs).where(runs.c.id == run_id).values(config=column))
                 return
             raise StoreError(
-                f"run {run_id} is stored with another configuration (different: {changed}); continue with the "
-                "same one, or choose another --output-dir"
+                f"run {run_id} is stored with another configuration (different: {differing_keys}); continue with "
+                "the same one, or choose another --output-dir"
             )
 
     def all(self) -> list[Run]:
@@ -247,17 +247,17 @@ class RunRepository(Repository):
             .where(attempts.c.lease_until.is_(None) | (attempts.c.lease_until < store_clock()))
             .with_for_update(of=attempts)
         )
-        lost = context.connection.execute(query).all()
+        lost_attempts = context.connection.execute(query).all()
         error = ErrorInfo("run", "Interrupted", "the run ended before this attempt did")
-        for attempt_id, rollout_id in lost:
+        for attempt_id, rollout_id in lost_attempts:
             take_attempt(context, attempt_id, rollout_id, error)
-        return len(lost)
+        return len(lost_attempts)
 
     @queued
     def requeue_failed(self, context: WriteContext, run_id: str) -> int:
         """Requeue rollouts that failed because of the infrastructure or were cancelled. Returns how many."""
-        ended = and_(rollouts.c.run_id == run_id, rollouts.c.status.in_(("failed", "cancelled")))
-        ids = context.connection.execute(select(rollouts.c.id).where(ended)).scalars().all()
+        has_ended = and_(rollouts.c.run_id == run_id, rollouts.c.status.in_(("failed", "cancelled")))
+        ids = context.connection.execute(select(rollouts.c.id).where(has_ended)).scalars().all()
         for rollout_id in ids:
             _set_rollout_status(context, rollout_id, "requeuing", None)
         return len(ids)
@@ -427,8 +427,8 @@ def take_attempt(
     context: WriteContext, attempt_id: str, rollout_id: str, error: ErrorInfo, status: RolloutStatus = "requeuing"
 ) -> None:
     """Take an open attempt away from its worker, so that none of the worker's later writes to it are stored."""
-    ended = {"ended_at": time.time(), "error": error_column(error)}
-    _set_status(context, "attempt", attempt_id, "unresponsive", **ended)
+    end_columns = {"ended_at": time.time(), "error": error_column(error)}
+    _set_status(context, "attempt", attempt_id, "unresponsive", **end_columns)
     _set_rollout_status(context, rollout_id, status, error if status == "failed" else None)
 
 

@@ -129,8 +129,10 @@ class SessionListRepository(Repository):
                 counts = counted.setdefault(name, {})
                 for key, value, number in connection.execute(by_value.group_by(turns.c.trace_key, turns.c[name])):
                     counts.setdefault(key, {})[str(value)] = number
-        listed = [(row["key"], _session_row(row, summed.get(row["key"], _NO_SIGNALS), counted)) for row in rows]
-        return listed, total
+        keyed_rows = [
+            (row["key"], _session_row(row, summed.get(row["key"], _NO_SIGNALS), counted)) for row in rows
+        ]
+        return keyed_rows, total
 
     def states(
         self, start: int, limit: int, *, trace_id: str | None = None, where: str | None = None

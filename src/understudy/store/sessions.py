@@ -368,9 +368,9 @@ class SessionRepository(Repository):
         trace = select(turns.c.trace_key).where(turns.c.state_id == state_id)
         return self._turns_of(turns.c.trace_key.in_(trace))
 
-    def whole_conversations(self, chosen: TurnSelection) -> TurnSelection:
+    def whole_conversations(self, selection: TurnSelection) -> TurnSelection:
         """Select all turns of the traces that have a selected turn."""
-        return self._turns_of(turns.c.trace_key.in_(json_values(list(chosen))))
+        return self._turns_of(turns.c.trace_key.in_(json_values(list(selection))))
 
     def session(self, session_id: str) -> TurnSelection:
         """Select all turns of a session: of its own traces, and of the subagents that it started."""
@@ -407,7 +407,7 @@ def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed
         nodes.append(context.contents.node(nodes[parent] if parent >= 0 else EMPTY, ids[content]))
     key = _write_trace_row(context, row, ids)
     stored = {row[0]: row for row in context.session.fetch_all(_FIND_TURNS, (key,))}
-    written: list[tuple[Any, ...]] = []
+    written_rows: list[tuple[Any, ...]] = []
     new_count = changed_count = 0
     for turn in row.turns:
         values = (
@@ -431,12 +431,12 @@ def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed
         parent = stored.get(turn.state_id)
         if parent == values:
             continue
-        written.append(values)
+        written_rows.append(values)
         if parent is None:
             new_count += 1
         elif _content(parent) != _content(values):
             changed_count += 1
-    context.session.insert_many(_PUT_TURN, written)
+    context.session.insert_many(_PUT_TURN, written_rows)
     if row.former_states:
         # Hardly ever one of them is stored, so all are sought together.
         is_former = turns.c.state_id.in_(json_values([*row.former_states], Text))
@@ -521,9 +521,19 @@ def _read(connection: Connection, key: int, keys: array[int]) -> tuple[TraceRow,
 
 
 def _turn(row: RowMapping, index_of: Mapping[int, int], places: _Places) -> TurnRow:
-    plain = ("state_id", "position", "message_id", "branch", "fidelity", "notes", "model", "family", "timestamp")
+    plain_columns = (
+        "state_id",
+        "position",
+        "message_id",
+        "branch",
+        "fidelity",
+        "notes",
+        "model",
+        "family",
+        "timestamp",
+    )
     return TurnRow(
-        **{name: row[name] for name in (*plain, *_SIGNALS)},
+        **{name: row[name] for name in (*plain_columns, *_SIGNALS)},
         node=index_of[row["node_id"]],
         answer=None if row["answer_id"] is None else index_of[row["answer_id"]],
         action=places[row["action_id"]],

@@ -126,7 +126,9 @@ class SpaceRepository(Repository):
             sizes: dict[str, dict[str, int]] = {}
             for statement in (of_calls, of_values):
                 for row in connection.execute(statement).mappings():
-                    sizes.setdefault(row["run_id"], {}).update({k: row[k] for k in row if k != "run_id"})
+                    sizes.setdefault(row["run_id"], {}).update(
+                        {name: row[name] for name in row if name != "run_id"}
+                    )
             rows = connection.execute(query).mappings().all()
         return [
             RunSpace(**{**row, "ended": bool(row["ended"])}, **sizes.get(row["run_id"], {}))  # pyright: ignore
@@ -232,11 +234,11 @@ class SpaceRepository(Repository):
 
     @queued
     def _delete(self, context: WriteContext, table: Table, ids: Sequence[int]) -> int:
-        chosen = table.c.id.in_(json_values(ids))
+        is_chosen = table.c.id.in_(json_values(ids))
         size = 0
         if table is blobs:
-            size = context.connection.execute(select(func.sum(stored_bytes())).where(chosen)).scalar_one()
-        context.connection.execute(delete(table).where(chosen))
+            size = context.connection.execute(select(func.sum(stored_bytes())).where(is_chosen)).scalar_one()
+        context.connection.execute(delete(table).where(is_chosen))
         context.forget()
         return size
 

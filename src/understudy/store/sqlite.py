@@ -161,7 +161,7 @@ def _make_database(file: Path) -> None:
     try:
         with contextlib.closing(sqlite3.connect(name)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")  # this writes the first page
-        with _alone(file.parent):
+        with _directory_lock(file.parent):
             if not file.exists():
                 Path(name).rename(file)
     finally:
@@ -235,7 +235,7 @@ def open_engine(
                         "migrate it there with: understudy show"
                     )
                 else:
-                    with _alone(directory):
+                    with _directory_lock(directory):
                         _migrate(connection, file)
     except BaseException:
         engine.dispose()
@@ -390,24 +390,25 @@ class SqliteDriver(DatabaseDriver):
             path.stat().st_size for path in (self.file, self.file.with_name(f"{FILE}-wal")) if path.exists()
         )
         with self.engine.connect() as connection:
-            free = [
+            free_pages = [
                 connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
                 for name in ("freelist_count", "page_size")
             ]
-        return size, free[0] * free[1]
+        return size, free_pages[0] * free_pages[1]
 
     def compact(self) -> str:
         """Rewrite the file if at least a twentieth of it is unused."""
-        size, free = self.file_size()
-        if not free or free * 20 < size:
+        size, unused_bytes = self.file_size()
+        if not unused_bytes or unused_bytes * 20 < size:
             return ""
         # VACUUM needs room for a copy of the data, and again for the same in the log, before the file is
         # truncated.
-        needed, room = 2 * (size - free), shutil.disk_usage(self.file.parent).free
-        if needed > room:
+        needed_bytes, free_disk_bytes = 2 * (size - unused_bytes), shutil.disk_usage(self.file.parent).free
+        if needed_bytes > free_disk_bytes:
             return (
-                f"{self.file}: {free} bytes of it hold nothing and will be used again, but to give them back "
-                f"takes {needed} bytes of room, and {room} are free; make room, then run the same command again"
+                f"{self.file}: returning its {unused_bytes} unused bytes to the disk needs {needed_bytes} free "
+                f"bytes, got {free_disk_bytes}; free some space there, then run the same command again (it "
+                "reuses them until then)"
             )
         with self.engine.connect() as connection:
             raw = typing.cast(sqlite3.Connection, connection.connection.dbapi_connection)
@@ -531,7 +532,7 @@ def _in_transaction(connection: Connection) -> bool:
 
 
 @contextmanager
-def _alone(directory: Path) -> Generator[None]:
+def _directory_lock(directory: Path) -> Generator[None]:
     """Hold a lock on the directory itself, so that one process at a time runs the block.
 
     It ends with the process.

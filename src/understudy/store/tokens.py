@@ -160,7 +160,7 @@ def pack_logprobs(values: Sequence[float]) -> bytes:
     try:
         exact = struct.pack(f"<{size}d", *values)
     except struct.error as error:
-        number, value = next((n, value) for n, value in enumerate(values) if not _is_packable(value))
+        number, value = next((index, value) for index, value in enumerate(values) if not _is_packable(value))
         raise StoreError(
             f"invalid logprobs of a call: logprob {number} is {str(value)[:40]!r}, expected a number; please "
             "report it, or correct the backend if it is a plugin of your own"

@@ -322,7 +322,10 @@ class _AgentCalls:
         if entry.request_key in self._requests:
             return "retry"
         conversation = entry.node.conversation
-        if any(b.role == "user" and b.kind == "text" and CONTINUED.match(b.text) for b in conversation.blocks):
+        if any(
+            block.role == "user" and block.kind == "text" and CONTINUED.match(block.text)
+            for block in conversation.blocks
+        ):
             return "compaction"
         if conversation.prompt_digest not in self._prompt_digests:
             return "tools or system changed"

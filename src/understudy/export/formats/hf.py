@@ -124,37 +124,37 @@ def export(
         return export_sessions(corpus, output, unit, report)
     corpus.refuse_length_options("exact tokens of rollouts")
     schema(COLUMNS)
-    chosen: Mapping[str, Sequence[CallSource]]
+    members_by_instance: Mapping[str, Sequence[CallSource]]
     of_clients = bool(corpus.selection.clients)
     if of_clients:
-        chosen, selection = _by_client(corpus), GradedSelection({}, {}, {})
+        members_by_instance, selection = _by_client(corpus), GradedSelection({}, {}, {})
     else:
         selection = corpus.store.outcomes.select_graded(
             corpus.selection.run,
             include_suspicious=corpus.selection.include_suspicious,
             protection=corpus.selection.protection,
         )
-        chosen = selection.rollouts
+        members_by_instance = selection.rollouts
     names = {
         instance: (file_name("stream_", instance, ".json"), file_name("dataset-", instance))
-        for instance in (*chosen, *selection.refused_tasks)
+        for instance in (*members_by_instance, *selection.refused_tasks)
     }
     counts = _HfCounts()
     with explain_write_errors(output), locked_output(output):
         description = ExportDescription(corpus, output, "hf")
-        for instance in selection.refused_tasks - chosen.keys():
+        for instance in selection.refused_tasks - members_by_instance.keys():
             stream, dataset = names[instance]
             (output / stream).unlink(missing_ok=True)
             remove_dataset(output / dataset)
-        for number, (instance, members) in enumerate(chosen.items()):
-            report(number, len(chosen))
+        for number, (instance, members) in enumerate(members_by_instance.items()):
+            report(number, len(members_by_instance))
             _write(corpus, members, output, *names[instance], counts)
-        report(len(chosen), len(chosen))
+        report(len(members_by_instance), len(members_by_instance))
         exported = ExportSummary(
             output_dir=str(output),
             rows=counts.total,
-            instances=0 if of_clients else len(chosen),
-            rollouts=0 if of_clients else sum(map(len, chosen.values())),
+            instances=0 if of_clients else len(members_by_instance),
+            rollouts=0 if of_clients else sum(map(len, members_by_instance.values())),
             spans=counts.spans,
             without_tokens=counts.without_tokens,
             segments={reason: count for reason, count in counts.segments.items() if reason != NO_TOKENS},
@@ -178,16 +178,16 @@ def _by_client(corpus: Corpus) -> dict[str, list[ClientSession]]:
 
     Raises ConfigError if there are none.
     """
-    chosen: dict[str, list[ClientSession]] = {}
+    sessions_by_file: dict[str, list[ClientSession]] = {}
     for session in corpus.client_sessions():
-        chosen.setdefault(safe_file_name(session.attempt.id), []).append(session)
-    if not chosen:
+        sessions_by_file.setdefault(safe_file_name(session.attempt.id), []).append(session)
+    if not sessions_by_file:
         left_out = ", ".join(f"{count} {reason}" for reason, count in corpus.counts.left_out.most_common())
         raise ConfigError(
             f"no calls with these keys in the chosen time (left out: {left_out or 'none'}); check --key, "
             "--since and --until"
         )
-    return chosen
+    return sessions_by_file
 
 
 class _HfCounts(CorpusCounts, kw_only=True):

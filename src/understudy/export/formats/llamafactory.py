@@ -108,7 +108,7 @@ def export(
             writing.add(item.group, row)
         has_test = len(writing.written) > 1
         cutoff_tokens = cutoff or -(-longest // _CUTOFF_STEP) * _CUTOFF_STEP
-        written = training_config(
+        config = training_config(
             stage=stage,
             model=model,
             template=template,
@@ -120,7 +120,7 @@ def export(
             mask_history=unit == "turn",
             output=(directory / "model").resolve(),
         )
-        writing.path(CONFIG).write_text(written, encoding="utf-8")
+        writing.path(CONFIG).write_text(config, encoding="utf-8")
         roughly = "" if count_tokens.exact else "about "
         length_note = f"cutoff_len is {cutoff_tokens} tokens; the longest row has {roughly}{longest}"
         exported = writing.finish(about, _LOAD, notes=(length_note,), local_only=(CONFIG,))

@@ -143,8 +143,8 @@ def export_tokens(corpus: Corpus, output: Path, *, report: ProgressCallback = no
     """
     # Added only if needed, so that the rows of other exports stay as they were.
     of_clients = bool(corpus.selection.clients)
-    shared = not of_clients and bool(corpus.shared_tasks)
-    columns = TOKEN_COLUMNS | ({"group": _TEXT} if shared or of_clients else {})
+    has_groups = not of_clients and bool(corpus.shared_tasks)
+    columns = TOKEN_COLUMNS | ({"group": _TEXT} if has_groups or of_clients else {})
     with ExportWriter(corpus, output, "trl-tokens", report, columns=columns) as writing:
         for item, sample in corpus.client_samples() if of_clients else corpus.samples():
             origin = corpus.task_origin(item)
@@ -155,7 +155,7 @@ def export_tokens(corpus: Corpus, output: Path, *, report: ProgressCallback = no
             else:
                 corpus.counts.count(origin_name(item), origin.source, origin.licence, None, -1)
                 corpus.counts.left_out[INVALID_CALLS] += 1
-        notes = (_GROUP_NOTE,) if shared else ()
+        notes = (_GROUP_NOTE,) if has_groups else ()
         return writing.finish(_TOKENS_ABOUT, _load("SFT"), notes=notes)
 
 

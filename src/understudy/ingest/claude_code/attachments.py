@@ -158,8 +158,8 @@ def _rendered(rendered: Raw) -> list[str] | None:
     sent.
     """
     texts = [string(mapping(message).get("content")) for message in items(value_of(rendered))]
-    sent = [text for text in texts if text is not None]
-    return sent if sent and len(sent) == len(texts) else None
+    sent_texts = [text for text in texts if text is not None]
+    return sent_texts if sent_texts and len(sent_texts) == len(texts) else None
 
 
 def reminder(content: str) -> str:
@@ -227,12 +227,12 @@ def _file(fields: dict[str, Any], behaviour: VersionBehaviour) -> Parts | None:
 
 
 def _directory(fields: dict[str, Any]) -> list[str]:
-    path, listed = fields["path"], fields["content"]
+    path, listing = fields["path"], fields["content"]
     arguments = {"command": f"ls {path}", "description": f"Lists files in {path}"}
     arguments_text = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
     return [
         f"Called the Bash tool with the following input: {arguments_text}",
-        f"Result of calling the Bash tool:\n{listed}",
+        f"Result of calling the Bash tool:\n{listing}",
     ]
 
 
@@ -240,12 +240,12 @@ def _agents(fields: dict[str, Any]) -> str:
     initial = fields.get("isInitial")
     heading = "Available agent types" if initial else "New agent types are now available"
     paragraphs: list[str] = []
-    if added := fields.get("addedLines"):
-        paragraphs.append(f"{heading} for the Agent tool:\n" + "\n".join(added))
-    if removed := fields.get("removedTypes"):
+    if added_lines := fields.get("addedLines"):
+        paragraphs.append(f"{heading} for the Agent tool:\n" + "\n".join(added_lines))
+    if removed_types := fields.get("removedTypes"):
         paragraphs.append(
             "The following agent types are no longer available:\n"
-            + "\n".join(f"- {agent_type}" for agent_type in removed)
+            + "\n".join(f"- {agent_type}" for agent_type in removed_types)
         )
     if initial and fields.get("showConcurrencyNote"):
         paragraphs.append(
@@ -256,8 +256,8 @@ def _agents(fields: dict[str, Any]) -> str:
 
 
 def _skills(fields: dict[str, Any]) -> str | list[str]:
-    listed = fields["content"]
-    return f"The following skills are available for use with the Skill tool:\n\n{listed}" if listed else []
+    listing = fields["content"]
+    return f"The following skills are available for use with the Skill tool:\n\n{listing}" if listing else []
 
 
 def _invoked_skills(fields: dict[str, Any], behaviour: VersionBehaviour) -> Parts:
@@ -322,8 +322,8 @@ def _attribution(fields: dict[str, Any]) -> str:
 
 
 def _hook_success(fields: dict[str, Any]) -> str | list[str]:
-    sent = fields["hookEvent"] in ("SessionStart", "UserPromptSubmit") and fields["content"]
-    return f"{fields['hookName']} hook success: {fields['content']}" if sent else []
+    is_sent = fields["hookEvent"] in ("SessionStart", "UserPromptSubmit") and fields["content"]
+    return f"{fields['hookName']} hook success: {fields['content']}" if is_sent else []
 
 
 def _hook_context(fields: dict[str, Any]) -> str | list[str]:

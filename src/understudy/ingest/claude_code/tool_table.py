@@ -61,14 +61,14 @@ def claude_tools(
     nearest = _nearest(sorted(table.versions), tuple(map(int, version_match.groups())))
     modes = table.versions[nearest[0]]
     lists = [mode.get("subagent" if subagent else "main") or mode["main"] for mode in modes]
-    chosen = list(
+    tool_indexes = list(
         max(lists, key=lambda indexes: len({table.names[index] for index in indexes}.intersection(called)))
     )
-    for name in sorted(set(called).difference(table.names[index] for index in chosen)):
+    for name in sorted(set(called).difference(table.names[index] for index in tool_indexes)):
         elsewhere = (index for version in nearest for mode in table.versions[version] for index in mode["main"])
-        chosen += [index for index in elsewhere if table.names[index] == name][:1]
+        tool_indexes += [index for index in elsewhere if table.names[index] == name][:1]
     date_match = _DATE.match(date or "")
-    tools = _tools(tuple(chosen), None if date_match is None else date_match[0])
+    tools = _tools(tuple(tool_indexes), None if date_match is None else date_match[0])
     return RecordedTools(".".join(map(str, nearest[0])), tools.copy())
 
 
@@ -77,16 +77,19 @@ def _nearest(versions: list[tuple[int, ...]], version: tuple[int, ...]) -> list[
     index = bisect_right(versions, version)
     neighbours = range(max(index - 1, 0), min(index + 1, len(versions)))
     nearest = min(
-        neighbours, key=lambda index: [abs(a - b) for a, b in zip(versions[index], version, strict=True)]
+        neighbours,
+        key=lambda index: [
+            abs(number - sought_number) for number, sought_number in zip(versions[index], version, strict=True)
+        ],
     )
     return [versions[index] for index in sorted(range(len(versions)), key=lambda index: abs(index - nearest))]
 
 
 @lru_cache(maxsize=256)
-def _tools(chosen: tuple[int, ...], date: str | None) -> list[dict[str, Any]]:
+def _tools(tool_indexes: tuple[int, ...], date: str | None) -> list[dict[str, Any]]:
     """Return tool definitions with the day of a session in their texts."""
     definitions = _table().definitions
-    return [json.loads(_dated(definitions[index], date)) for index in chosen]
+    return [json.loads(_dated(definitions[index], date)) for index in tool_indexes]
 
 
 def _dated(definition: str, date: str | None) -> str:

@@ -89,10 +89,10 @@ def _simple_commands(text: str, depth: int = 0) -> list[ShellCommand]:
             commands.append(current)
             current = ShellCommand([], [])
         for inner in substitutions if depth < _MAX_SUBSTITUTIONS else ():
-            within = _simple_commands(inner, depth + 1)
-            if within:
-                within[-1].ends = within[-1].ends or ")"
-            commands.extend(within)
+            inner_commands = _simple_commands(inner, depth + 1)
+            if inner_commands:
+                inner_commands[-1].ends = inner_commands[-1].ends or ")"
+            commands.extend(inner_commands)
         substitutions.clear()
 
     for token in shell_tokens(text):
@@ -362,8 +362,8 @@ def _fenced(answer: str) -> list[LoggedCall]:
 
 def _functions(answer: str) -> list[LoggedCall]:
     """Return the last call written as `<function=name><parameter=key>value</parameter></function>`."""
-    inside = answer.rpartition("<function=")[2] if "<function=" in answer else ""
-    name, closed, body = inside.partition(">")
+    call_text = answer.rpartition("<function=")[2] if "<function=" in answer else ""
+    name, closed, body = call_text.partition(">")
     if not closed:
         return []
     fields: dict[str, Any] = {}
@@ -376,9 +376,9 @@ def _functions(answer: str) -> list[LoggedCall]:
 def _tagged(answer: str) -> list[LoggedCall]:
     """Return the first call written as XML, since programs that use such calls run one per response."""
     for name in _SAID_TOOLS:
-        inside = _between(answer, name)
-        if inside is not None:
-            fields = {field: value for field in _FIELDS if (value := _between(inside, field)) is not None}
+        call_text = _between(answer, name)
+        if call_text is not None:
+            fields = {field: value for field in _FIELDS if (value := _between(call_text, field)) is not None}
             return [LoggedCall(name, {key: value.strip("\n") for key, value in fields.items()})]
     return []
 

@@ -136,8 +136,8 @@ def _editor(arguments: dict[str, Any]) -> list[FileChange]:
     if command == "str_replace":
         return [_replaced(path, arguments.get("old_str"), arguments.get("new_str"))]
     if command == "insert":
-        added = arguments.get("new_str", arguments.get("insert_text"))
-        return [FileChange(path, added=Counter(_lines(added)))]
+        inserted_text = arguments.get("new_str", arguments.get("insert_text"))
+        return [FileChange(path, added=Counter(_lines(inserted_text)))]
     return _opaque(arguments) if command == "undo_edit" else []
 
 
@@ -310,8 +310,8 @@ class FileTracker:
         elif change.replaces_file:
             self._overwrite(file, change.added)
         else:
-            self._take(file, change)
-        self._put(file, edit, change)
+            self._remove_lines(file, change)
+        self._add_lines(file, edit, change)
         file.edits.append(edit)
         return edit
 
@@ -433,7 +433,7 @@ class FileTracker:
             if edit.unknown and not new_lines:
                 edit.undone, edit.unknown = True, False
 
-    def _take(self, file: _TrackedFile, change: FileChange) -> None:
+    def _remove_lines(self, file: _TrackedFile, change: FileChange) -> None:
         for line, count in change.removed.items():
             owners = file.owners.get(line, [])
             for _ in range(min(count, len(owners))):
@@ -441,7 +441,7 @@ class FileTracker:
             if not owners:
                 file.owners.pop(line, None)
         for partial_line in change.ends:
-            self._take_part(file, partial_line)
+            self._remove_partial_line(file, partial_line)
         if file.deletions:
             for edit in file.deletions:
                 edit.undone = edit.undone or (
@@ -449,7 +449,7 @@ class FileTracker:
                 )
             file.deletions = [edit for edit in file.deletions if not edit.undone]
 
-    def _take_part(self, file: _TrackedFile, part: str) -> None:
+    def _remove_partial_line(self, file: _TrackedFile, part: str) -> None:
         """Match the first or last line of a removal, which may be partial, with such lines of earlier edits."""
         if not _SHORTEST_PART <= len(part) <= _LONGEST_PART:
             return
@@ -463,7 +463,7 @@ class FileTracker:
                     del file.owners[line]
                 return
 
-    def _put(self, file: _TrackedFile, edit: TrackedEdit, change: FileChange) -> None:
+    def _add_lines(self, file: _TrackedFile, edit: TrackedEdit, change: FileChange) -> None:
         if change.is_opaque or change.is_deleted:
             return
         if not change.added and change.removed:
