@@ -216,6 +216,14 @@ def test_unreadable_files_are_counted_and_the_others_ingested(tmp_path: Path):
     assert "lost in reading: " in done.stderr
 
 
+def test_a_store_is_told_of_files_of_which_none_could_be_read(tmp_path: Path):
+    wal = tmp_path / "opencode.db-wal"
+    wal.write_bytes(b"\x37\x7f\x06\x82")
+    done = ingest(wal, "--dir", tmp_path / "store")
+    assert "files not read: 1 unreadable file" in done.stderr
+    assert f"{wal}: its database {tmp_path / 'opencode.db'} is missing" in done.stderr
+
+
 def test_a_name_that_is_no_utf8_is_written_all_the_same(tmp_path: Path):
     logs = lay(tmp_path, session("s1"))
     os.rename(  # noqa: PTH104

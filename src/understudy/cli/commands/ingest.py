@@ -274,6 +274,8 @@ def _print_stored(counts: IngestSummary, location: StoreLocation) -> None:
         _print_counts(
             counts, f"were read: {counts.new} new, {counts.changed} changed, {counts.same} already there"
         )
+    elif counts.errors or not counts.files:
+        _print_unread(counts)
     if counts.unchanged:
         typer.echo(f"{counts.unchanged} files are unchanged and were not read again")
     with Store.open(location, create=False) as store:
@@ -305,6 +307,11 @@ def _print_counts(counts: IngestSummary, where: str) -> None:
             _LEFT_OUT_REASONS.get(kind) or f"of {role} agents, which the program started for itself (--all-roles)"
         )
         typer.echo(f"left out: {n} states {reason}", err=True)
+    _print_unread(counts)
+
+
+def _print_unread(counts: IngestSummary) -> None:
+    """Print which files and parts of files were not read, and why."""
     for title, counter in (("files not read", counts.skipped), ("lost in reading", counts.losses)):
         if counter:
             typer.echo(f"{title}: {_listed(counter)}", err=True)
