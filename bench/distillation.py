@@ -3,9 +3,9 @@
     python bench/distillation.py [--model MODEL] [--directory DIR] [--seeds N,N,...] [--quarter] [--json FILE]
 
 The teacher is a model after the SFT of `understudy demo`: the shipped `tiny`, or `smollm2-135m`. The student is
-`tiny` as shipped; SmolLM2 as published makes no tool call, so its student has imitated a sixth of the teacher's
-rollouts. Both work on generated tasks through the real Claude Code CLI. For each seed, with its own tasks, samples
-and trainings:
+`tiny` as shipped; SmolLM2 as published makes no tool call, so its student has imitated a quarter as many rollouts
+as its teacher, and is evaluated too. Both work on generated tasks through the real Claude Code CLI. For each seed,
+with its own tasks, samples and trainings:
 
 - SFT: the teacher works on the training tasks, and the student imitates the exact tokens that it sampled: of all
   rollouts, or only of those that solved their task.
@@ -87,15 +87,16 @@ SUBJECTS = {
     "smollm2-135m": Subject(
         model="smollm2-135m",
         teacher_tasks=192,
-        student_tasks=32,
+        student_tasks=48,
         held_out=104,
         sft=("--learning-rate", "1e-4", "--micro-batch-tokens", "2304"),
         distillation=("--learning-rate", "1e-4", "--micro-batch-tokens", "2304"),
-        arms=("SFT", "distillation"),
+        arms=("student", "SFT", "distillation"),
     ),
 }
 OF_A_QUARTER = ("SFT, quarter", "SFT, quarter, constant rate", "distillation, quarter")
 COMPARED = (
+    *(("student", "SFT"), ("student", "distillation")),
     *(("SFT", "distillation"), ("SFT, solved", "distillation"), ("SFT", "SFT, solved")),
     *((arm, "distillation, quarter") for arm in OF_A_QUARTER[:2]),
 )
@@ -214,8 +215,10 @@ class Comparison:
         self.held_out = experiment.tasks(f"{seed}-held-out", "held-out", experiment.subject.held_out, seed)
 
     def arm(self, name: str) -> Arm:
-        """Return an arm of `ARMS` or `OF_A_QUARTER`, making it if needed."""
+        """Return an arm of the subject or of `OF_A_QUARTER`, making it if needed."""
         match name:
+            case "student":
+                return Arm(Path(self.student))
             case "SFT":
                 return self._imitation("sft", "0")
             case "SFT, solved":
