@@ -206,7 +206,13 @@ async def test_agents_have_no_way_to_these_paths(store: Store) -> None:
         ("POST", "/resume", {"version": 2}, 400, "Expected `str | null`"),
         ("POST", "/publish", b"", 400, "missing required field `version`"),
         ("POST", "/publish", {"version": ""}, 400, "send /publish a JSON object with version"),
-        ("POST", "/publish", {"version": "v 2"}, 400, "`$.version`"),
+        (
+            "POST",
+            "/publish",
+            {"version": "v 2"},
+            400,
+            "printable ASCII characters, without spaces - at `$.version`",
+        ),
         ("POST", "/publish", {"version": "v2\n"}, 400, "`$.version`"),
         ("POST", "/publish", b"[" * 9000, 400, "send /publish"),
         ("POST", "/publish", b'{"version": "\xed"}', 400, "send /publish"),
@@ -289,7 +295,11 @@ async def test_what_is_no_gateway_is_neither_followed_nor_read_without_end(tmp_p
         raise web.HTTPFound("/endless")
 
     app = web.Application()
-    app.add_routes([web.get("/endless", endless), web.get("/elsewhere", elsewhere)])
+
+    async def refused(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "worker 2 does not answer"}}, status=500)
+
+    app.add_routes([web.get("/endless", endless), web.get("/elsewhere", elsewhere), web.get("/refused", refused)])
     async with TestServer(app) as server:
         address = str(server.make_url("/")).rstrip("/")
         announce(tmp_path, GatewayAddress(url=address, admin_url=address, pid=1))
@@ -298,6 +308,10 @@ async def test_what_is_no_gateway_is_neither_followed_nor_read_without_end(tmp_p
             await send_admin_request(tmp_path, "GET", "/endless")
         with pytest.raises(GatewayError, match="rejected /elsewhere"):
             await send_admin_request(tmp_path, "GET", "/elsewhere")
+        with pytest.raises(
+            GatewayError, match=r"status 500, expected 200\): worker 2 does not answer; see its log"
+        ):
+            await send_admin_request(tmp_path, "GET", "/refused")
 
 
 def test_a_key_that_can_be_guessed_is_refused() -> None:

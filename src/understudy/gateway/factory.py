@@ -79,8 +79,8 @@ async def _model(key: str, model: ModelConfig) -> Backend | Relay:
     secret, urls = secret_of(key, model), model.urls
     if model.backend == "embedded" and not urls:
         raise ConfigError(
-            f"{key}.base_url: missing; give the embedded server's address (only `understudy run` starts one "
-            "itself)"
+            f"{key}.base_url: missing; give the embedded server's address, which `python -m "
+            "understudy.model.server` prints (only `understudy run` starts one itself)"
         )
     urls = urls or (_PROVIDERS[model.backend].url,)
     client: dict[str, Any] = {"timeout_s": model.timeout_s, "resend": model.resend}

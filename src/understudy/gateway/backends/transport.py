@@ -173,7 +173,7 @@ class ServerConnection(asyncio.Protocol):
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._ends_at, self._stall_s, self._heard = 0.0, 0.0, 0.0
+        self._total_s, self._ends_at, self._stall_s, self._heard = 0.0, 0.0, 0.0, 0.0
         self._writable: asyncio.Future[None] | None = None
 
     @property
@@ -192,7 +192,7 @@ class ServerConnection(asyncio.Protocol):
         self.status, self.headers, self._phase, self._between = 0, {}, _HEAD, 0
         self._inflate, self._take, self._early, self._stopped, self._error = None, None, [], False, None
         self._heard = now = self._loop.time()
-        self._ends_at, self._stall_s = now + total_s, stall_s or total_s
+        self._total_s, self._ends_at, self._stall_s = total_s, now + total_s, stall_s or total_s
         self._timer = self._loop.call_later(min(total_s, self._stall_s), self._check_time)
         if body is None or len(body) <= UPLOAD_PIECE:
             self._transport.writelines((head, body or b""))
@@ -403,14 +403,13 @@ class ServerConnection(asyncio.Protocol):
         left = min(self._ends_at, self._heard + self._stall_s) - now
         if left > 0:
             self._timer = self._loop.call_later(left, self._check_time)
-        elif now >= self._ends_at:
-            self._fail(
-                TimeoutError(
-                    "timeout: the response was not complete within the time limit; check the load of the server"
-                )
-            )
         else:
-            self._fail(TimeoutError(f"timeout: the server sent nothing for {self._stall_s:g} s; check its load"))
+            late = (
+                f"the response was not complete within {self._total_s:g} s"
+                if now >= self._ends_at
+                else f"the server sent nothing for {self._stall_s:g} s"
+            )
+            self._fail(TimeoutError(f"timeout: {late}, the time limit; check the load of the server, and its log"))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

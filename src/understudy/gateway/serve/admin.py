@@ -30,7 +30,8 @@ BODY_LIMIT = 10_000
 
 _T = TypeVar("_T", bound=Struct)
 
-Version = Annotated[str, Meta(pattern=r"^[!-~]{1,200}\Z")]
+_VERSION = r"^[!-~]{1,200}\Z"
+Version = Annotated[str, Meta(pattern=_VERSION)]
 
 
 class AdminTarget(Protocol):
@@ -213,8 +214,12 @@ async def _read(request: HttpRequest, type_: type[_T]) -> _T:
         return msgspec.json.decode(bytes(body) or b"{}", type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         fields = ", ".join(field.name for field in msgspec.structs.fields(type_))
+        reason = str(error).replace(
+            f"`str` matching regex {_VERSION!r}",
+            "a version of 1 to 200 printable ASCII characters, without spaces",
+        )
         raise _AdminError(
-            400, f"invalid request body: {error}; send {request.path} a JSON object with no fields but {fields}"
+            400, f"invalid request body: {reason}; send {request.path} a JSON object with {fields}"
         ) from error
 
 
@@ -255,6 +260,22 @@ def announce(directory: Path, address: GatewayAddress) -> None:
 
 _MOST_BYTES = 16 << 20
 """The largest response of a gateway's admin address that is read."""
+
+
+class _RejectionText(Struct):
+    message: str
+
+
+class _Rejection(Struct):
+    error: _RejectionText
+
+
+def rejection(answer: bytes) -> str:
+    """Return the message of a rejected admin request, or the beginning of what else came."""
+    try:
+        return msgspec.json.decode(answer, type=_Rejection).error.message[:500]
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return answer[:500].decode(errors="replace")
 
 
 async def _bounded_text(response: aiohttp.ClientResponse) -> str:
@@ -313,6 +334,6 @@ async def send_admin_request(directory: Path, method: str, path: str, body: dict
     if response.status != 200:
         raise GatewayError(
             f"the gateway in {directory} rejected {path} (status {response.status}, expected 200): "
-            f"{answer[:500]}; see its log"
+            f"{rejection(answer.encode())}; see its log"
         )
     return answer

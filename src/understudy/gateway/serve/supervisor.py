@@ -28,7 +28,14 @@ from understudy import __version__
 from understudy.errors import ConfigError, GatewayError, LeaseLost, StoreError
 from understudy.gateway.config import GatewayConfig
 from understudy.gateway.control import GatewayState, RunningCall
-from understudy.gateway.serve.admin import AdminApp, GatewayAddress, RunningCalls, admin_key, announce
+from understudy.gateway.serve.admin import (
+    AdminApp,
+    GatewayAddress,
+    RunningCalls,
+    admin_key,
+    announce,
+    rejection,
+)
 from understudy.gateway.serve.stored_keys import issue
 from understudy.gateway.serve.worker import READY, WorkerSpec
 from understudy.gateway.server.listen import Listener, tcp_socket, unix_socket
@@ -129,7 +136,7 @@ class WorkerProcess:
         if response.status != 200:
             raise GatewayError(
                 f"worker {self.spec.index} rejected {path} (status {response.status}, expected 200): "
-                f"{answer[:500].decode(errors='replace')}; see the gateway's log"
+                f"{rejection(answer)}; see the gateway's log"
             )
         return answer
 
