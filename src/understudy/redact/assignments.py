@@ -40,7 +40,7 @@ _AFTER = re.compile(
       | :[ \t]{0,4} &?(?:'\w{1,20}[ ])?[A-Za-z_][\w.:]{0,30} (?: [\[<] [\w.&,' ]{1,30} [\]>] )? [?!]?
             (?: [ ]?\|[ ]?\w{1,20} )? [ \t]{0,4} =[ \t]
       | (?<=[ \t]) (?: As[ ]String | \[\]byte | [Ss]tring | str ) [ \t]{0,4} =[ \t]
-      | (?: := | ={1,3}>? | :(?!:) | -> | > | (?P<prose> (?<=[ \t])is:? (?=[ ]) ) )
+      | (?: := | [|?]{0,2}={1,3}>? | :(?!:) | -> | > | (?P<prose> (?<=[ \t])is:? (?=[ ]) ) )
       # {name: …, value: …}
       | (?: ["',\s] | \\{1,7}[nr"'] ){0,24} \b (?P<beside> value ) \\{0,7} ["']? [ \t]{0,4} [:=]
       # {method: "login_with_api_key", params: [ … ]}
@@ -59,7 +59,10 @@ _AFTER = re.compile(
 )
 # A word of a few letters that ends a line, clause or list is no secret, whatever it is assigned to.
 _DULL = r"(?:[A-Za-z]{0,11}(?:[,.;:)}!?*]*+[ \t]*+(?:[\r\n]|\Z)|[,;)}][\s,;)}])|[{(\[])"
-_SIGN = r"(?: :(?!:) | [=>] ) [=>]*+ [ \t]*+ (?! (?! \r?\n (?: [ \t]++ [\"'`] | [ \t]*+ [\w.=+/-]{20} ) ) DULL )"
+_SIGN = (
+    r"(?: :(?!:) | [=>] | [|?]{1,2}= ) [=>]*+ [ \t]*+"
+    r"(?! (?! \r?\n (?: [ \t]++ [\"'`] | [ \t]*+ [\w.=+/-]{20} ) ) DULL )"
+)
 MAY_BE_ASSIGNED = re.compile(
     r"""(?x) [A-Za-z]{3,24}+ [0-9]{0,3} [.-] [A-Za-z0-9_-]{20}
     | [\w-]*+ (?i:[ ]by)?+
@@ -130,7 +133,7 @@ _PLAIN = re.compile(r"[\w.~+/=-]+(?::[\w.~+/=-]+){0,3}", re.ASCII)
 _TIGHT = re.compile(r"[^()\[\]{},<>?;]+")
 """A value directly after `=`: a password with punctuation, but no call or list."""
 _OF_ACCESS = re.compile(
-    r"(?i)(?:api|access|private|secret|auth|salt|signing|encryption|master|deploy|licen[cs]e|webhook|admin)"
+    r"(?i)(?:api|access|private|secret|auth|salt|signing|encryption|master|deploy|licen[cs]e|webhook|admin|app)"
     r"[ ._-]?$"
 )
 _JOINED = re.compile(
@@ -149,7 +152,7 @@ _ONE_CASE = re.compile(r"[a-z]{20,}|[A-Z]{20,}")
 """Letters of one case only; names in code that consist of letters have several words."""
 _LABEL = re.compile(
     r"(?:^|[\n\r\"'`]|\\{1,7}[nr])[ \t]{0,12}(?P<owner>[A-Za-z][\w.-]{1,30}?)[ _-]"
-    r"(?i:(?:api|access|secret|private|auth)[ _-]){0,2}\Z",
+    r"(?:(?i:api|access|secret|private|auth)[ _-]|[A-Z][a-z]{1,20} ){0,2}\Z",
     re.ASCII,
 )
 """The beginning of a line up to a word for secrets: the name of whom the secret is for."""
@@ -181,14 +184,15 @@ _ENDS = ("", "\n", "\r", "\0", "\\", '"', "'", "`", "\x1b", "&", " ", "\t", ";")
 _CONFIG_NAME = re.compile(
     r"(?:^|[\n\r\0\"'`]|\\{1,8}[nrt]|\x1b\[[\d;]{0,16}m|(?<=[ \t])-e |--env[ =])"
     r"(?:[ \t]{0,8}(?:[\w./-]{1,120}:)?\d{1,6}[→:|\t])?[ \t+>$-]{0,40}"
-    r"(?:(?:export|set|setx|ENV|ARG|declare -x)[ \t]{1,4})?[\w.-]{0,60}$"
+    r"(?:(?:export|set|setx|ENV|ARG|declare -x)[ \t]{1,4})?"
+    r"(?:[A-Z][\w-]{0,30} ){0,3}[\w.-]{0,60}$"
 )
 _ENVIRONMENT_NAME = re.compile(r"(?:.*[ \t;&|(])?[A-Z][A-Z0-9_]*$", re.S)
 """A variable in front of a command."""
 _NAMES = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 _LOGIN = re.compile(r"\blogin[ \t]{1,4}\S{1,40}[ \t]{1,4}$")
 _LINE = re.compile(r"(?:^|[\n\r]|\\{1,7}[nr])(?:[ \t]{0,8}\d{1,6}[→:\t])?[ \t+-]{0,12}$")
-_SET = re.compile(r"(?:\bENV|\bsetx|\bset|\bARG)[ \t]{1,4}$")
+_SET = re.compile(r"(?:\bENV|\bsetx|\bset(?: -[a-zA-Z]{1,3})?|\bARG)[ \t]{1,4}$")
 _COOKIE = re.compile(r"sessionid$|SESSIONID|SESSID|sessid$|connect\.sid$|^sid$|_session$")
 _WORD = re.compile(
     r"(?i)passphrase|passw(?:or)?d|(?:(?<![a-z])|(?-i:(?<=[a-z])(?=P)))pass(?=\\{0,7}[\"'`]?\]?[ \t]{0,4}[:=]"
@@ -203,7 +207,7 @@ _NAME = re.compile(
     r"(?:encryption|signing|master|account|storage|client)[_-]?key|[_-](?:sk|pw)$|credential|^auth$|authorization"
 )
 _NOT = re.compile(
-    r"(?i)(?:tokens|tokeniz\w*|_?sha\d*|_?hash|_?digest|_?version|_?class|_?size|_?index|_?kind|_?prefix|_?suffix|(?<!p)_?at|_?count|_?type|_?len\w*|_?limit|_?name|(?<!secret)(?<!secret_)_?id|_?public|_?url|_?path|_?file|_?identifier|_?uri|_?format|_?regex|"
+    r"(?i)(?:tokens|tokeniz\w*|_?sha\d*|_?hash|_?digest|_?version|_?class|_?size|_?index|_?kind|_?prefix|_?suffix|(?<!p)_?at|_?count|_?type|_?len\w*|_?limit|_?name|(?<!secret)(?<!secret[_-])[_-]?id|_?public|_?url|_?path|_?file|_?identifier|_?uri|_?format|_?regex|"
     r"_?pattern|fingerprint|secretsmanager|secret-manager|extension|"
     r"[_-]?(?:stdin|input|field|form|rules?|label|hint|message|error|title|text|prompt|placeholder|ref|selector))$"
 )

@@ -252,6 +252,13 @@ SURROUNDINGS = (
         rf"""\\{{0,7}}["']{_HEADER}\\{{0,7}}["']:[ ]?\\{{0,7}}["']{_HEADER_VALUE}""",
         is_generated,
     ),
+    _place(
+        "header",
+        "header.set(|header.add(|setheader(|addheader(|setrequestheader(|.header(|\n> ",
+        rf"""(?:[\w.]{{1,20}}\([ ]?\\{{0,7}}["']|\n> ){_HEADER}\\{{0,7}}["']?[:,][ ]?(?:\\{{0,7}}["'])?"""
+        rf"""{_HEADER_VALUE}""",
+        is_generated,
+    ),
     # WordPress' keys and salts
     _place(
         "assignment",
@@ -293,8 +300,8 @@ SURROUNDINGS = (
     _place(
         "assignment",
         "password",
-        r"""(?i:password)\\{0,7}["']?[\s:=,]{1,24}(?:\\{0,7}["']?value\\{0,7}["']?: ?)?\\{0,7}["']?"""
-        r"""([A-Za-z0-9]{4}(?: [A-Za-z0-9]{4}){3,5})(?![\w ])""",
+        r"""(?i:password)(?:[\s:=,{"'\\]|value|default|type|string){1,60}"""
+        r"""([A-Za-z0-9]{4}(?: [A-Za-z0-9]{4}){3,5})(?!\w| [A-Za-z0-9]{4}(?!\w))""",
         _is_spaced,
     ),
     # a hash of a password: bcrypt, SHA-crypt, Apache's MD5, Argon2, scrypt
