@@ -139,7 +139,7 @@ def check(transcript: transcripts.Transcript, trajectory: Trajectory) -> None:
         assert (turn.superseded, turn.alternative) == (node.superseded, node.alternative)
         assert turn.continues == (node.continues and node.continues.call.id)
         assert turn.spawned_by == (node.spawned_by and node.spawned_by.call.id)
-        fresh = [] if node.superseded else node.conversation.blocks[node.fresh :]
+        fresh = [] if node.superseded else node.conversation.blocks[node.inherited_blocks :]
         expected = [block for block in fresh if block.role != "assistant"]
         blocks = [block for block in turn.asked if block.role != "system" or not block.ref.count("/system/")]
         assert [block.text for block in blocks] == [block.text[:4_000] for block in expected]

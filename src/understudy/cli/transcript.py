@@ -287,7 +287,7 @@ class TranscriptPrinter(PagePrinter):
 
         The request of a superseded call is shown with its retry.
         """
-        for block in node.conversation.blocks[node.fresh :]:
+        for block in node.conversation.blocks[node.inherited_blocks :]:
             if block.role != "assistant" and not node.superseded:
                 self._block(block, depth)
         call = node.call
@@ -402,7 +402,7 @@ def _turn(node: Node) -> dict[str, Any]:
         "policy_version": call.policy_version,
         "policy_spans": [msgspec.structs.asdict(span) for span in call.policy_spans],
         "audit": call.audit,
-        "new": _plain(node.conversation.blocks[node.fresh :]),
+        "new": _plain(node.conversation.blocks[node.inherited_blocks :]),
         "answer": _plain(node.answer or ()),
         "error": msgspec.to_builtins(call.error),
     }

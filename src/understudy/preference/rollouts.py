@@ -276,7 +276,7 @@ def _compared_line(store: Store, member: GradedRollout, location: WorkingDirecto
     steps: list[_Step] = []
     calls: list[str] = []
     for node in _main_nodes(store, member):
-        fresh = node.conversation.blocks[node.fresh :]
+        fresh = node.conversation.blocks[node.inherited_blocks :]
         before = continuation_digest(fresh, calls) if steps else beginning_digest(node.conversation)
         action = action_in(node.answer or ())
         effect, call = effect_of(action, location), node.call

@@ -316,7 +316,7 @@ class OutcomeRepository(Repository):
             raise ConfigError(
                 f"{self._name} is the store of a gateway, with calls but without runs, so it has no graded "
                 "rollouts; expected the store of a run: give another directory, or use the calls of a key: "
-                "understudy export --key NAME --unredacted"
+                "understudy export hf DIR --key NAME --unredacted"
             )
         selected: dict[str, list[GradedRollout]] = {}
         suspicious: Counter[str] = Counter()

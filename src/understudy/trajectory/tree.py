@@ -42,13 +42,14 @@ MAIN = "main"
 class Node:
     """A call in its tree. A root has an `origin`, any other node a `parent`.
 
-    `children` are in the order of their calls; `heir` is the one child that continues this node's branch. `fresh`
-    is the number of blocks of the conversation that come from the parent and its answer. `superseded`: the same
-    request was made again later, and nothing followed this one. `alternative`: the same request was made several
-    times at once, and the conversation did not continue from this sample (if it continued from none: this is not
-    the first). `role` is what the call was for, see `roles`. `verbatim`: the parent's answer was sent back exactly
-    as it was. On the first call of a subagent or a helper, `spawned_by` is the call whose tool call started it. On
-    the first call after a compaction, `continues` is the call that made the summary.
+    `children` are in the order of their calls; `heir` is the one child that continues this node's branch.
+    `inherited_blocks` is the number of blocks of the conversation that come from the parent and its answer.
+    `superseded`: the same request was made again later, and nothing followed this one. `alternative`: the same
+    request was made several times at once, and the conversation did not continue from this sample (if it continued
+    from none: this is not the first). `role` is what the call was for, see `roles`. `verbatim`: the parent's
+    answer was sent back exactly as it was. On the first call of a subagent or a helper, `spawned_by` is the call
+    whose tool call started it. On the first call after a compaction, `continues` is the call that made the
+    summary.
     """
 
     call: Call
@@ -60,7 +61,7 @@ class Node:
     heir: Node | None = None
     role: Role = "main"
     branch: str = ""
-    fresh: int = 0
+    inherited_blocks: int = 0
     superseded: bool = False
     alternative: bool = False
     verbatim: bool = True
@@ -81,10 +82,12 @@ class Node:
         gone.
         """
         blocks = self.conversation.blocks
-        assistant_indexes = (index for index in range(self.fresh - 1, -1, -1) if blocks[index].role == "assistant")
+        assistant_indexes = (
+            index for index in range(self.inherited_blocks - 1, -1, -1) if blocks[index].role == "assistant"
+        )
         start = next(assistant_indexes, 0)
         self.conversation = replace(self.conversation, blocks=blocks[start:], tools=[], tools_json=None)
-        self.fresh -= start
+        self.inherited_blocks -= start
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +298,7 @@ def _attach(entry: _Entry, answered: _AnsweredCalls) -> bool:
             ),
         )
         entry.node.parent = parent.node
-        entry.node.fresh = position + 1
+        entry.node.inherited_blocks = position + 1
         entry.node.verbatim = parent.end == fingerprint
         parent.node.children.append(entry.node)
         return True
@@ -396,7 +399,7 @@ def _quotes(node: Node, summary: Node) -> bool:
     OpenHands keeps the first of its events, and puts the summary in the place of those that it forgets.
     """
     text = "".join(block.text for block in summary.answer or () if block.kind == "text").strip()
-    beginning = node.conversation.blocks[node.fresh :][:_SUMMARY_BLOCKS]
+    beginning = node.conversation.blocks[node.inherited_blocks :][:_SUMMARY_BLOCKS]
     return len(text) >= QUOTED and any(block.kind == "text" and text in block.text for block in beginning)
 
 

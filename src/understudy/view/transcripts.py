@@ -264,7 +264,7 @@ def complete_turns(store: Store, attempt_id: str) -> tuple[TurnView, ...]:
 
 def _request_blocks(node: Node) -> list[Block]:
     """Return what is new in a request. What a superseded call asked is shown with the call that replaced it."""
-    return [] if node.superseded else _without_assistant_blocks(node.conversation.blocks[node.fresh :])
+    return [] if node.superseded else _without_assistant_blocks(node.conversation.blocks[node.inherited_blocks :])
 
 
 def _without_assistant_blocks(blocks: Sequence[Block]) -> list[Block]:
@@ -440,7 +440,7 @@ def block_range(store: Store, transcript: Transcript, query: BodyQuery) -> TextR
     node = transcript.nodes[transcript.index(call_id)]
     call = store.calls.get(call_id)
     conversation = read_request(call)
-    fresh = len(node.conversation.blocks) - node.fresh
+    fresh = len(node.conversation.blocks) - node.inherited_blocks
     blocks: dict[str, Sequence[Block]] = {
         "system": [Block(0, "system", "text", text=text) for text in conversation.instructions],
         "asked": _without_assistant_blocks(conversation.blocks[len(conversation.blocks) - fresh :]),

@@ -33,7 +33,7 @@ def test_a_conversation_is_one_branch():
     tree = build(session.calls)
     assert parents(session.calls) == [None, 0, 1]
     assert list(tree.branches) == ["main"]
-    assert [node.fresh for node in tree.nodes] == [0, 3, 5]
+    assert [node.inherited_blocks for node in tree.nodes] == [0, 3, 5]
     assert all(node.verbatim for node in tree.nodes)
 
 
@@ -53,7 +53,7 @@ def test_the_cli_may_rewrite_the_answer(answer: list[dict[str, object]], echoed:
     session.ask([ASK, assistant(*echoed), user(tool_result("t1"))], [text("Done.")])
     _, second = build(session.calls).nodes
     assert second.parent is not None
-    assert second.fresh == len(read_request(second.call).blocks) - 1
+    assert second.inherited_blocks == len(read_request(second.call).blocks) - 1
 
 
 def test_a_conversation_of_its_own_has_a_first_call_of_its_own():

@@ -446,7 +446,7 @@ def _rollout_items(nodes: Sequence[Node]) -> list[Message | ModelTurn]:
     block_count = 0
     for number, node in enumerate(nodes):
         if number and node.parent is nodes[number - 1]:
-            items += _messages(node, node.fresh)
+            items += _messages(node, node.inherited_blocks)
         elif number:
             # A call in between was not answered, or is not exported.
             items += _messages(node, block_count)
