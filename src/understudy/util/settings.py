@@ -17,6 +17,7 @@ name is a boolean option, and its fields carry its name as a prefix (`--lora`, `
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ from msgspec import Meta, Struct
 
 from understudy.errors import ConfigError
 from understudy.util.text import closest
+from understudy.util.validation import describe_invalid, invalid_key, shown
 
 T = TypeVar("T", bound=Struct)
 
@@ -77,6 +79,17 @@ class Option(NamedTuple):
     def extra(self) -> dict[str, Any]:
         """The arguments of `option` other than the help and the bounds."""
         return self.meta.extra or {}
+
+    @property
+    def flag(self) -> str:
+        """How the command line names it."""
+        if self.extra.get("argument"):
+            return self.name
+        flags: tuple[str, ...] = self.extra.get("flags", ())
+        long = next(
+            (flag for flag in flags if flag.startswith("--")), f"--{self.name.strip('_').replace('_', '-')}"
+        )
+        return long.partition("/")[0]
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -161,7 +174,7 @@ def build(kind: type[T], arguments: Mapping[str, Any], file: Mapping[str, Any], 
         present = isinstance(tables.get(group.table, {}).get(group.key), dict)
         if given_value is not False and (given_value or present):
             _put(values, (*path, ""), None)  # creates the group itself, with its defaults
-    return _converted(kind, values, options, tables, source)
+    return _converted(kind, values, options, arguments, source)
 
 
 def _prepared(option: Option, value: Any) -> Any:
@@ -187,7 +200,9 @@ def _tables(options: list[Option], file: Mapping[str, Any], source: str) -> dict
         if name not in file:
             continue
         if not isinstance(file[name], dict):
-            raise ConfigError(f"{source}: {name}: expected a table, written as [{name}]; correct it")
+            raise ConfigError(
+                f"{source}: {name}: expected a table, got {shown(file[name])}; write [{name}], with its keys below"
+            )
         table = _table(file[name])
         switches = {option.path: option.key for option in options if option.switch and option.table == name}
         grouped: dict[str, list[str]] = {key: [] for key in switches.values()}
@@ -217,33 +232,32 @@ def _refuse_unknown(where: str, table: Mapping[str, Any], keys: list[str]) -> No
                 if similar
                 else f"remove it, or give some of: {', '.join(keys)}"
             )
-            raise ConfigError(f"{where} has an unknown key {key!r}; {hint}")
+            raise ConfigError(f"{where} has an unknown key {key[:100]!r}; {hint}")
 
 
 def _converted(
-    kind: type[T], values: dict[str, Any], options: list[Option], tables: Mapping[str, Any], source: str
+    kind: type[T], values: dict[str, Any], options: list[Option], arguments: Mapping[str, Any], source: str
 ) -> T:
     try:
         return msgspec.convert(values, kind, dec_hook=_decode)
     except msgspec.ValidationError as error:
-        text, _, key_path = str(error).partition(" - at `$")
-        path = tuple(key_path.rstrip("`").lstrip(".").split("."))
+        key, text = invalid_key(error, values)
+        path = tuple(re.sub(r"\[.*", "", key).split("."))
         faulty = next((option for option in options if option.path == path), None)
         if faulty is None:
-            raise ConfigError(f"{source}: invalid value: {error}; correct this key") from error
-        where = (
-            f"{source}: [{faulty.table}] {faulty.key}"
-            if faulty.key in tables.get(faulty.table, {})
-            else faulty.key
-        )
+            raise ConfigError(f"{source}: {describe_invalid(error, values)}; correct this key") from error
+        group = next((option.key for option in options if option.switch and option.path == path[:-1]), "")
+        table = f"{faulty.table}.{group}" if group else faulty.table
+        in_file = arguments.get(faulty.name) is None
+        where = f"{source}: [{table}] {faulty.key}" if in_file else faulty.flag
         choices = f"; expected one of {', '.join(faulty.choices)}" if faulty.choices else ""
-        raise ConfigError(f"{where}: {text[:1].lower()}{text[1:]}{choices}; correct this key") from error
+        raise ConfigError(f"{where}: {text}{choices}; correct this {'key' if in_file else 'option'}") from error
 
 
 def _decode(kind: type[Any], value: Any) -> Any:
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
-    raise TypeError(f"expected {'a path in quotes' if kind is Path else kind.__name__}, got {value!r}")
+    raise TypeError(f"expected {'a path in quotes' if kind is Path else kind.__name__}, got {shown(value)}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -251,9 +265,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; give a readable TOML file") from error
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; give the path of a TOML file that you can read"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: invalid TOML: {error}; correct it") from error
+        raise ConfigError(f"{path}: invalid TOML: {error}; correct it at this place") from error
 
 
 def require_table(file: Mapping[str, Any], kind: type[Struct], source: str) -> None:
@@ -262,6 +278,6 @@ def require_table(file: Mapping[str, Any], kind: type[Struct], source: str) -> N
     if not any(table in file for table in tables):
         table_names = " or ".join(f"[{table}]" for table in tables)
         raise ConfigError(
-            f"{source}: has no table {table_names}, expected at least one; it has: "
-            f"{', '.join(file) or 'nothing'}; add one"
+            f"{source}: has no table {table_names}, expected at least one, got "
+            f"{', '.join(file)[:200] or 'nothing'}; add one, with its settings below"
         )

@@ -1,16 +1,18 @@
-"""Errors of msgspec in full: it names the place of an invalid value, but not the values that are allowed there."""
+"""Errors of msgspec in full: it names the place of an invalid value, but not the value, nor what it may be."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
 
 _STEP = re.compile(r"\.([^.\[`]+)|\[[^\]]*\]")
+_PATH_PART = re.compile(r"\.([^.\[\]`]+)|\[(\d+)\]")
+_SHOWN = 80  # characters of a value
 
 
 def validation_text(error: Exception, kind: Any) -> str:
@@ -23,12 +25,82 @@ def validation_text(error: Exception, kind: Any) -> str:
     return text + at + place
 
 
+def shown(value: object) -> str:
+    """Return the beginning of a value's representation, for an error message."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def describe_invalid(error: msgspec.ValidationError | RecursionError, document: object, kind: Any = None) -> str:
+    """Return the key that `error` is about, what the type `kind` expects there, and the value that
+    `document` has there.
+
+    A value of a mapping with free keys is not shown: msgspec does not say which one it was, and it may be secret.
+    """
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply; expected objects and lists in at most some hundreds of levels"
+    key, text = invalid_key(error, document, kind)
+    return f"{key}: {text}" if key else text
+
+
+def invalid_key(error: msgspec.ValidationError, document: object, kind: Any = None) -> tuple[str, str]:
+    """Return the key that `error` is about, such as `a[0].b` ("": the whole), and what `describe_invalid` says."""
+    text, _, location = str(error).partition(" - at `")
+    text = text[:1].lower() + text[1:]
+    of_a_key = location.startswith("key` in `")
+    path = location.removeprefix("key` in `").rstrip("`")
+    if text.startswith("expected") and not of_a_key:
+        value, is_there = _value_at(document, path)
+        if is_there:
+            text = f"{text.partition(', got ')[0]}, got {shown(value)}"
+    elif (
+        text.startswith("invalid")
+        and kind is not None
+        and (allowed := _values_at(kind, path) or _tags_at(kind, path))
+    ):
+        text = f"{text}, expected one of {', '.join(allowed)}"
+    key = path.removeprefix("$").removeprefix(".")
+    return (f"a key of {key or 'the object'}" if of_a_key else key), text
+
+
+def _value_at(document: object, path: str) -> tuple[object, bool]:
+    """Return the value at one of msgspec's paths, such as `$.a[0].b`, and whether the path names one."""
+    position = 1  # after the $
+    while position < len(path):
+        part = _PATH_PART.match(path, position)
+        if part is None:
+            return None, False
+        name, index = part.groups()
+        try:
+            document = cast("dict[str, Any]", document)[name] if name else cast("list[Any]", document)[int(index)]
+        except (LookupError, TypeError):
+            return None, False
+        position = part.end()
+    return document, True
+
+
 def _values_at(kind: Any, place: str) -> list[str]:
     """Return the values of the enumeration at a place such as `.messages[0].role`."""
-    kinds = list(_members(kind))
-    for step in _STEP.finditer(place):
-        kinds = [member for kind in kinds for inner in _inner(kind, step[1]) for member in _members(inner)]
+    kinds = _kinds_at(kind, [step[1] for step in _STEP.finditer(place)])
     return [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+
+
+def _tags_at(kind: Any, place: str) -> list[str]:
+    """Return the tags of the structs that an object may be, at the place of its key for the tag."""
+    *steps, key = [step[1] for step in _STEP.finditer(place)] or [""]
+    structs = [each for each in _kinds_at(kind, steps) if isinstance(each, type) and issubclass(each, Struct)]
+    configs = [struct.__struct_config__ for struct in structs]
+    return [str(config.tag) for config in configs if config.tag_field == key]
+
+
+def _kinds_at(kind: Any, steps: list[str | None]) -> list[Any]:
+    """Return the types, without unions, of a value some steps inside a type: a step is a name, or None for an
+    item.
+    """
+    kinds = list(_members(kind))
+    for step in steps:
+        kinds = [member for kind in kinds for inner in _inner(kind, step) for member in _members(inner)]
+    return kinds
 
 
 def _members(kind: Any) -> Iterator[Any]:

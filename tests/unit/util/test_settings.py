@@ -79,12 +79,16 @@ def test_a_group_that_may_be_none_is_there_when_it_is_asked_for():
         ({"job": {"note": "x"}}, "unknown key 'note'"),
         ({"job": {"seed": 3}}, "unknown key 'seed'"),
         ({"job": {"lora": {"rnk": 3}}}, r"\[job.lora\] has an unknown key 'rnk'; did you mean 'rank'\?"),
-        ({"job": 3}, r"job: expected a table, written as \[job\]"),
-        ({"job": {"samples": 0}}, r"\[job\] samples: expected `int` >= 1"),
-        ({"job": {"samples": "many"}}, r"\[job\] samples: expected `int`, got `str`"),
+        ({"job": 3}, r"job: expected a table, got 3; write \[job\]"),
+        ({"job": {"samples": 0}}, r"\[job\] samples: expected `int` >= 1, got 0; correct this key"),
+        (
+            {"job": {"lora": {"rank": "x"}}},
+            r"^f\.toml: \[job\.lora\] rank: expected `int`, got 'x'; correct this key$",
+        ),
+        ({"job": {"samples": "many"}}, r"\[job\] samples: expected `int`, got 'many'"),
         ({"job": {"rate": 0}}, r"\[job\] rate: expected `float` > 0"),
         ({"job": {"kind": "c"}}, r"\[job\] kind: invalid enum value 'c'; expected one of a, b"),
-        ({"job": {"output_dir": 3}}, r"\[job\] output_dir: expected a path in quotes, got 3"),
+        ({"job": {"output_dir": 3}}, r"\[job\] output_dir: expected a path in quotes, got 3; correct"),
     ],
 )
 def test_what_a_file_has_wrong_is_said_with_its_place(file: dict[str, Any], message: str):
@@ -92,11 +96,18 @@ def test_what_a_file_has_wrong_is_said_with_its_place(file: dict[str, Any], mess
         build(Job, {}, file, "f.toml")
 
 
+def test_what_an_option_has_wrong_is_said_with_its_flag():
+    with pytest.raises(ConfigError, match=r"^--samples: expected `int` >= 1, got 0; correct this option$"):
+        build(Job, {"samples": 0}, {})
+    with pytest.raises(ConfigError, match=r"^--lora-rank: expected `int`"):
+        build(Job, {"lora_rank": "x"}, {})
+    with pytest.raises(ConfigError, match=r"^--samples: expected `int` >= 1, got 0; correct this option$"):
+        build(Job, {"samples": 0}, {"job": {"samples": 3}}, "f.toml")
+
+
 def test_a_file_without_the_table_or_without_toml(tmp_path: Path):
     require_table({"other": {}}, Job, "f.toml")
-    with pytest.raises(
-        ConfigError, match=r"has no table \[job\] or \[other\], expected at least one; it has: run"
-    ):
+    with pytest.raises(ConfigError, match=r"has no table \[job\] or \[other\], expected at least one, got run;"):
         require_table({"run": {}}, Job, "f.toml")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_toml(tmp_path / "missing.toml")
