@@ -28,6 +28,7 @@ from understudy.tasks.materialise import extract, read_text
 from understudy.util.files import write_remedy
 
 _UNSUPPORTED_HINT = "unsupported in a local sandbox; use --sandbox docker"
+_SHOWN = 120  # characters of an instruction that an error shows
 
 
 class CopyStep(Struct, frozen=True):
@@ -89,9 +90,12 @@ def read_dockerfile(path: Path) -> DockerfileRecipe:
         except _UnsupportedInstruction as refusal:
             raise TaskError(f"{path}:{line}: {refusal}") from refusal
     if not recipe.image:
-        raise TaskError(f"{path}: has no FROM; give a Dockerfile that begins with one")
+        raise TaskError(f"{path}: has no instruction; expected FROM IMAGE as the first one: add it")
     if recipe.workdir in ("", "/"):
-        raise TaskError(f"{path}: has no WORKDIR below /, whose content is the task's tree; add one")
+        raise TaskError(
+            f"{path}: WORKDIR is {recipe.workdir or 'missing'}; expected a directory below /, whose content "
+            "becomes the task's tree: add a line such as WORKDIR /app"
+        )
     _check_paths(recipe)
     return recipe
 
@@ -126,16 +130,20 @@ def _from(recipe: DockerfileRecipe, line: int, rest: str) -> None:
         raise _UnsupportedInstruction(f"a second FROM: multi-stage builds are {_UNSUPPORTED_HINT}")
     if not arguments or arguments[0].startswith("-") or "$" in arguments[0]:
         raise _UnsupportedInstruction(
-            f"FROM {rest}: expected the name of an image, without variables or options but --platform; correct it"
+            f"FROM {rest[:_SHOWN]}: expected FROM IMAGE, without variables and options other than --platform; "
+            "write the image's name out"
         )
     recipe.image = arguments[0]
 
 
 def _workdir(recipe: DockerfileRecipe, line: int, rest: str) -> None:
-    (path,) = _arguments(recipe, rest) if rest else ("",)
-    if not path:
-        raise _UnsupportedInstruction("WORKDIR: expected a path, got none; add one")
-    recipe.workdir = posixpath.normpath(posixpath.join(recipe.workdir or "/", path))
+    arguments = _arguments(recipe, rest)
+    if len(arguments) != 1 or not arguments[0]:
+        raise _UnsupportedInstruction(
+            f"WORKDIR {rest[:_SHOWN]}: expected one path, got {len([path for path in arguments if path])}; give "
+            "one, in quotes if it contains spaces"
+        )
+    recipe.workdir = posixpath.normpath(posixpath.join(recipe.workdir or "/", arguments[0]))
     recipe.steps.append(WorkdirStep(line, recipe.workdir))
 
 
@@ -144,12 +152,14 @@ def _env(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     old_form = space and "=" not in name
     pairs = [(name, " ", value.strip())] if old_form else [w.partition("=") for w in _arguments(recipe, rest)]
     if not all(name and separator for name, separator, _ in pairs):
-        raise _UnsupportedInstruction(f"ENV {rest}: expected NAME=value; correct it")
+        raise _UnsupportedInstruction(
+            f"ENV {rest[:_SHOWN]}: expected NAME=value; write it like this, with a value that has spaces in quotes"
+        )
     for name, _, value in pairs:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in ("PATH", "HOME"):
             raise _UnsupportedInstruction(
-                f"ENV {name}: expected a name of letters, digits and _, other than PATH and HOME; others are "
-                f"{_UNSUPPORTED_HINT}"
+                f"ENV {name[:_SHOWN]}: expected a name of letters, digits and _, other than PATH and HOME; others "
+                f"are {_UNSUPPORTED_HINT}"
             )
         recipe.env[name] = value
 
@@ -157,18 +167,24 @@ def _env(recipe: DockerfileRecipe, line: int, rest: str) -> None:
 def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     arguments = _json_arguments(rest) if rest.startswith("[") else _arguments(recipe, rest)
     if arguments and arguments[0].startswith("--"):
-        raise _UnsupportedInstruction(f"COPY {arguments[0]}: options are {_UNSUPPORTED_HINT}")
-    *sources, target = arguments
+        raise _UnsupportedInstruction(
+            f"{arguments[0][:_SHOWN]}: options of COPY and ADD are {_UNSUPPORTED_HINT}, or remove the option"
+        )
+    *sources, target = arguments or [""]
     if not sources or any("<<" in source for source in sources):
         raise _UnsupportedInstruction(
-            f"COPY {rest}: expected sources and a target, without a here-document; correct it"
+            f"COPY or ADD {rest[:_SHOWN]}: expected at least one source and a target, and no here-document: put "
+            "the content in a file beside the Dockerfile and copy that"
         )
     for source in sources:
         if re.match(r"[a-z][a-z0-9+.-]*://|git@", source):
-            raise _UnsupportedInstruction(f"{source}: URLs are {_UNSUPPORTED_HINT}, or copy a local file")
+            raise _UnsupportedInstruction(
+                f"{source[:_SHOWN]}: URLs are {_UNSUPPORTED_HINT}, or download it beforehand and copy the file"
+            )
         if ".." in source.split("/"):
             raise _UnsupportedInstruction(
-                f"{source}: is outside of the build context; copy it into the directory of the Dockerfile"
+                f"{source[:_SHOWN]}: is outside of the build context, the directory of the Dockerfile; copy it "
+                "into that directory, and give its path there"
             )
     slash = "/" if target.endswith(("/", "/.")) or target == "." or len(sources) > 1 else ""
     absolute = posixpath.normpath(posixpath.join(recipe.workdir or "/", target))
@@ -178,7 +194,7 @@ def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
 def _add(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     if re.search(r"\.(tar|tgz|tbz2?|txz|zip|gz|bz2|xz|zst)\b", rest):
         raise _UnsupportedInstruction(
-            f"ADD {rest}: archives are {_UNSUPPORTED_HINT}; or unpack it beforehand and use COPY"
+            f"ADD {rest[:_SHOWN]}: archives are {_UNSUPPORTED_HINT}, or unpack it beforehand and use COPY"
         )
     _copy(recipe, line, rest)
 
@@ -187,9 +203,14 @@ def _run(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     if not rest:
         raise _UnsupportedInstruction("RUN: expected a command, got none; add one, or remove the line")
     if rest.startswith("--"):
-        raise _UnsupportedInstruction(f"RUN {rest.split(' ')[0]}: a command with options is {_UNSUPPORTED_HINT}")
+        option = rest.split(" ")[0][:_SHOWN]
+        raise _UnsupportedInstruction(
+            f"RUN {option}: options of RUN are {_UNSUPPORTED_HINT}, or remove the option"
+        )
     if re.search(r"<<-?\s*['\"]?[A-Za-z_]", rest):
-        raise _UnsupportedInstruction(f"RUN with a here-document is {_UNSUPPORTED_HINT}")
+        raise _UnsupportedInstruction(
+            f"RUN {rest[:_SHOWN]}: a here-document is {_UNSUPPORTED_HINT}, or copy a script and run it"
+        )
     argv = tuple(_json_arguments(rest)) if rest.startswith("[") else ("/bin/sh", "-c", rest)
     recipe.steps.append(RunStep(line, argv, recipe.workdir or "/", dict(recipe.env)))
 
@@ -214,20 +235,26 @@ _HANDLERS: dict[str, Callable[[DockerfileRecipe, int, str], None]] = {
 def _arguments(recipe: DockerfileRecipe, text: str) -> list[str]:
     """Return the arguments of an instruction: unquoted, with variables of earlier ENV lines substituted."""
     if "$" in text and ("'" in text or "\\$" in text):
-        raise _UnsupportedInstruction(f"{text}: quoted dollar signs are unsupported; write the values without $")
+        raise _UnsupportedInstruction(
+            f"{text[:_SHOWN]}: a quoted or escaped dollar sign is {_UNSUPPORTED_HINT}, or write the value without "
+            "$"
+        )
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if name not in recipe.env:
             raise _UnsupportedInstruction(
-                f"${name}: not set by an earlier ENV; other variables, such as ARG, are {_UNSUPPORTED_HINT}"
+                f"${name[:_SHOWN]}: not set by an earlier ENV; other variables, such as ARG, are "
+                f"{_UNSUPPORTED_HINT}, or set it with ENV"
             )
         return recipe.env[name]
 
     try:
         tokens = shlex.split(text, posix=True)
     except ValueError as error:
-        raise _UnsupportedInstruction(f"{text}: invalid quotes: {error}; close them") from error
+        raise _UnsupportedInstruction(
+            f"{text[:_SHOWN]}: invalid quotes: {error}; expected pairs of quotes: close or escape the open one"
+        ) from error
     return [re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, word) for word in tokens]
 
 
@@ -238,8 +265,8 @@ def _json_arguments(text: str) -> list[str]:
         tokens = None
     if not isinstance(tokens, list) or not all(isinstance(word, str) for word in tokens):  # pyright: ignore[reportUnknownVariableType]
         raise _UnsupportedInstruction(
-            f"{text}: begins with [ and is not a JSON array of strings; correct the array, or, in a RUN, write "
-            "the shell's `test` in place of ["
+            f"{text[:_SHOWN]}: begins with [ and is not a JSON array of strings; expected one, such as "
+            '["pip", "install", "."]: correct it, or, in a RUN, write the shell\'s `test` in place of ['
         )
     return [str(word) for word in tokens]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
 
@@ -323,8 +350,8 @@ def _make_directory(path: Path, tree: Path, where: str) -> None:
     """Create a directory below the tree. Raises TaskError when a link on the way leads out of it."""
     if not path.resolve().is_relative_to(tree.resolve()):
         raise TaskError(
-            f"{where}: {path.relative_to(tree)} leads outside of the working directory through a link; "
-            "expected a path below it: use another target"
+            f"{where}: {path.relative_to(tree)} leads outside of the working directory through a symbolic link; "
+            "expected a path inside: use a target that is not behind the link, or do not copy the link"
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -339,7 +366,10 @@ def _apply_copy(step: CopyStep, recipe: DockerfileRecipe, tree: Path) -> None:
     where = f"{recipe.path}:{step.line}"
     context = recipe.path.parent.resolve()
     if (context / ".dockerignore").exists():
-        raise TaskError(f"{where}: .dockerignore is unsupported here; remove it from {context}")
+        raise TaskError(
+            f"{where}: {context} has a .dockerignore; it is {_UNSUPPORTED_HINT}, or remove it and the files that "
+            "it excludes"
+        )
     target = _inside(tree, recipe, step.target)
     for pattern in step.sources:
         relative = pattern.strip("/") or "."
@@ -350,7 +380,10 @@ def _apply_copy(step: CopyStep, recipe: DockerfileRecipe, tree: Path) -> None:
                 f"{where}: invalid source {pattern!r}: {error}; give a path or pattern relative to {context}"
             ) from error
         if not matches:
-            raise TaskError(f"{where}: {pattern!r} matches nothing in {context}; correct it, or add the file")
+            raise TaskError(
+                f"{where}: {pattern[:_SHOWN]!r} matches no file in {context}; expected at least one: correct the "
+                "path or pattern, or add the file there"
+            )
         for source in matches:
             real = source.resolve()
             if not real.is_relative_to(context):
@@ -399,11 +432,15 @@ async def _execute_runs(
     finally:
         await sandbox.close()
     where = f"{recipe.path}:{runs[-1].line}"
-    if packed.exit_code != 0 or packed.truncated:
-        tar = f"tar {describe_end(packed)}"
+    if packed.truncated:
         raise TaskError(
-            f"{where}: the files written by RUN cannot be read, or have more than {_ARCHIVE_BYTES >> 20} "
-            f"MiB: {tar}; write less"
+            f"{where}: after this RUN, {recipe.workdir} has too many bytes; expected at most "
+            f"{_ARCHIVE_BYTES >> 20} MiB: remove build output and caches in the RUN, or use --sandbox docker"
+        )
+    if packed.exit_code != 0:
+        raise TaskError(
+            f"{where}: the files of {recipe.workdir} after this RUN cannot be read; expected files that their "
+            f"owner can read: correct the RUN, for example with chmod -R u+rX. tar {describe_end(packed)}"
         )
     await asyncio.to_thread(_unpack, packed.stdout, tree, where)
 
@@ -417,8 +454,8 @@ def _unpack(archive: bytes, tree: Path, where: str) -> None:
                 extract(tar, member, member.name, tree)
     except (tarfile.TarError, KeyError) as error:
         raise TaskError(
-            f"{where}: the files written by RUN cannot be unpacked: {error}; correct the command, so that it "
-            "does not write this"
+            f"{where}: the files written by RUN cannot be used: {error}. Correct the RUN, or remove that entry at "
+            "its end with rm"
         ) from error
     except OSError as error:
         raise TaskError(

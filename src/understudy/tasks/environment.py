@@ -100,8 +100,9 @@ def _create(home: Path, requirements: str) -> None:
         ) from error
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
-            f"{home}: the Python environment for tasks could not be made ({error}); install "
-            "venv and ensurepip (Debian: apt-get install python3-venv), and check that the cache is writable"
+            f"{home}: the Python environment for tasks could not be made ({error}); install venv and ensurepip "
+            "(Debian: apt-get install python3-venv), or, if this directory is not writable, set UNDERSTUDY_CACHE "
+            "to one that is"
         ) from error
     if pip.returncode:
         raise ConfigError(

@@ -136,7 +136,7 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
 
 
 def _refusal(statement: _Statement, problem: str) -> TaskError:
-    return TaskError(f"eval_script: line {statement.first + 1} {problem}: correct {statement.text[:120]!r}")
+    return TaskError(f"eval_script: line {statement.first + 1} {problem}. Correct {statement.text[:120]!r}")
 
 
 def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
@@ -151,7 +151,8 @@ def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
         count += 1
         if count > _MAX_STATEMENTS:
             raise TaskError(
-                f"eval_script: has more than {_MAX_STATEMENTS} statements, the maximum; give a script of SWE-bench"
+                f"eval_script: has more than {_MAX_STATEMENTS} statements, the maximum; move some of them to the "
+                "image, or leave the row out"
             )
         while text.endswith("\\") or len(text) > _MAX_CHARACTERS or _is_unclosed(text):
             if index - first > _MAX_LINES or len(text) > _MAX_CHARACTERS:
@@ -218,7 +219,9 @@ def _statement_kind(statement: _Statement, workdir: str, *, patched: bool) -> St
     if end := _KEYWORDS.get(first):
         if commands[-1][-1] != end:
             raise _refusal(
-                statement, "begins a construct of several lines; expected all of it in one statement, joined by ;"
+                statement,
+                f"begins with {first!r} and does not end with {end!r}; expected all of it in one line, joined by "
+                ";",
             )
         return "other"
     parts = {_command_kind(command, statement) for command in commands}
@@ -226,7 +229,7 @@ def _statement_kind(statement: _Statement, workdir: str, *, patched: bool) -> St
         raise _refusal(
             statement,
             "changes the repository with git or patch, which grading cannot reproduce; expected only commands "
-            "that install or test; remove this one",
+            "that install or test: remove this one, or leave the row out",
         )
     if "patch" in parts and len(parts - {"nothing"}) > 1:
         raise _refusal(
@@ -285,7 +288,7 @@ def _test_command(lines: Sequence[str]) -> str:
                 )
             if START in command:
                 raise TaskError(
-                    f"eval_script: has {START!r} twice, expected it once, before the tests; correct the row"
+                    f"eval_script: has {START!r} twice, expected it once, before the tests; remove the second line"
                 )
             return command
     raise TaskError(f"eval_script: has no line with {END!r} after the tests; add it")

@@ -31,13 +31,15 @@ from understudy.tasks.materialise import read_text
 from understudy.tasks.patch import NO_PATCH, extract_patch
 from understudy.tasks.prepare import prepare, sandbox_spec
 from understudy.types import Directory, ImageTree, ScriptChecks, Task
-from understudy.util.files import atomic_write
+from understudy.util.files import atomic_write, write_remedy
+from understudy.util.validation import describe_invalid
 
 _FORMAT = "1"  # part of every digest: raise it when what is made here changes, so that it is made again
 _SOLUTION = "/solution"
 _IMAGE_REPOSITORY = "understudy/task"
 _DEFAULT_WORKDIR = "/workspace"
 _MAX_FILES = 100_000
+_OMIT_KEY = "remove the key if the task works without it, or leave the task out"
 
 _Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 
@@ -143,8 +145,8 @@ def _workdir(folder: Path, image: str, sandboxes: Sandboxes) -> str:
     workdir = sandboxes.workdir_of(image)
     if workdir in ("", "/"):
         raise TaskError(
-            f"{folder}: its image {image} has no WORKDIR below /, whose content is the task's tree; set one "
-            "in its Dockerfile"
+            f"{folder}: its image {image} has the WORKDIR {workdir or '/'}; expected a directory below /, whose "
+            "content becomes the task's tree: set one in its Dockerfile, such as WORKDIR /app"
         )
     return workdir
 
@@ -153,7 +155,10 @@ def _recipe(folder: Path) -> DockerfileRecipe | None:
     """Return the folder's parsed Dockerfile; None for a folder with `tree/`."""
     path = folder / "environment" / "Dockerfile"
     if path.is_file() == (folder / "tree").is_dir():
-        raise TaskError(f"{folder}: expected exactly one of environment/Dockerfile and tree/; add or remove one")
+        problem, remedy = ("both", "remove one") if path.is_file() else ("neither", "add one")
+        raise TaskError(
+            f"{folder}: expected exactly one of environment/Dockerfile and tree/, got {problem}; {remedy}"
+        )
     return read_dockerfile(path) if path.is_file() else None
 
 
@@ -166,8 +171,8 @@ def _new_directory(home: Path) -> Path | None:
         return Path(tempfile.mkdtemp(dir=home.parent, prefix=f"{home.name}-"))
     except OSError as error:
         raise ConfigError(
-            f"{home.parent}: the cache cannot be written: {error.strerror}; set UNDERSTUDY_CACHE to a "
-            "directory that can"
+            f"{home.parent}: the cache cannot be written: {error.strerror}; "
+            f"{write_remedy(error, 'set UNDERSTUDY_CACHE to a directory that you can write')}"
         ) from error
 
 
@@ -229,13 +234,16 @@ async def _gold_patch(
             await sandbox.close()
     if gold_patch.startswith(NO_PATCH):
         reason = gold_patch.removeprefix(NO_PATCH).decode().strip()
-        raise TaskError(f"{script}: its changes cannot be used as the solution: {reason}; correct the script")
+        raise TaskError(
+            f"{script}: its changes cannot be used as the solution: {reason}; correct the script, or give its "
+            "changes as gold.patch"
+        )
     try:
         return gold_patch.decode()
     except UnicodeDecodeError as error:
         raise TaskError(
-            f"{script}: it changes a text that is not UTF-8, which a task record cannot hold; give a "
-            "gold.patch without it"
+            f"{script}: it changes a text that is not UTF-8 ({error}), which a task record cannot hold; let it "
+            "change files in UTF-8 only, or give a gold.patch that does"
         ) from error
 
 
@@ -249,8 +257,8 @@ def _read_folder(
     before.
     """
     settings = _read_settings(folder, images=not sandboxes.host_programs)
-    instruction = read_text(folder / "instruction.md", "what the agent is told")
-    read_text(folder / "tests" / "test.sh", "the script that decides")
+    instruction = read_text(folder / "instruction.md", "the agent's instruction")
+    read_text(folder / "tests" / "test.sh", "the script that tests the solution and writes the reward")
     digest = _digest(folder, f"{_FORMAT} {folder.name} {sandboxes.name} {os.geteuid()}")
     home = cache.absolute() / "folders" / digest
     record = home / "task.json"
@@ -261,32 +269,41 @@ def _read_folder(
 def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
     path = folder / "task.toml"
     if not folder.is_dir():
-        raise TaskError(f"{folder}: no such directory; give a task folder")
+        raise TaskError(
+            f"{folder}: no such directory; give a task folder, which has instruction.md and tests/test.sh"
+        )
     if not path.is_file():
         if (folder / "environment").is_dir():
-            raise TaskError(f"{path}: missing, but a folder with environment/ needs it; add it")
+            raise TaskError(
+                f"{path}: missing, but expected in a folder with environment/; add it, with a line such as "
+                'version = "1.0"'
+            )
         return _FolderSettings()
+    content: dict[str, Any] = {}
     try:
-        settings = msgspec.convert(tomllib.loads(read_text(path, "settings")), _FolderSettings)
+        content = tomllib.loads(read_text(path, "the task's settings"))
+        settings = msgspec.convert(content, _FolderSettings)
     except tomllib.TOMLDecodeError as error:
-        raise TaskError(f"{path}: invalid TOML: {error}; correct it") from error
+        raise TaskError(f"{path}: invalid TOML: {error}; correct it at this place") from error
     except msgspec.ValidationError as error:
-        raise TaskError(f"{path}: invalid value: {error}; correct it") from error
+        raise TaskError(f"{path}: {describe_invalid(error, content)}; correct this key") from error
     environment = settings.environment
+    mode = settings.verifier.environment_mode
     refusals = {
-        "steps: a task in several steps": settings.steps,
-        "environment.docker_image": environment.docker_image
+        "steps: tasks in several steps are unsupported; leave this task out": settings.steps,
+        f"environment.docker_image {environment.docker_image}: local sandboxes have no images; use --sandbox "
+        "docker, "
+        "or add environment/Dockerfile": environment.docker_image
         and not images
         and not (folder / "environment" / "Dockerfile").is_file(),
-        "environment.gpus": environment.gpus,
-        "environment.mcp_servers": environment.mcp_servers,
-        "verifier.environment_mode: a verifier with an environment of its own": (
-            settings.verifier.environment_mode not in (None, "shared")
-        ),
+        f"environment.gpus is {environment.gpus}: sandboxes have no GPU; {_OMIT_KEY}": environment.gpus,
+        f"environment.mcp_servers: unsupported in sandboxes; {_OMIT_KEY}": environment.mcp_servers,
+        f"verifier.environment_mode is {mode!r}, expected 'shared': a verifier with an environment of its own is "
+        f"unsupported; {_OMIT_KEY}": mode not in (None, "shared"),
     }
-    for key, refused in refusals.items():
+    for refusal, refused in refusals.items():
         if refused:
-            raise TaskError(f"{path}: {key}: unsupported here; remove the key, or leave this task out")
+            raise TaskError(f"{path}: {refusal}")
     for key, env in (
         ("verifier", settings.verifier.env),
         ("solution", settings.solution.env),
@@ -295,12 +312,15 @@ def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
         for name, value in env.items():
             if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
                 raise TaskError(
-                    f"{path}: {key}.env: invalid name {name!r}; give letters, digits and _, not "
+                    f"{path}: {key}.env: invalid name {name[:80]!r}; give letters, digits and _, not "
                     "beginning with a digit"
                 )
             if "${" in value:
-                expected = "variables of this machine are not passed to sandboxes; give a plain value"
-                raise TaskError(f"{path}: {key}.env.{name}: {expected}")
+                reference = "${" + value.partition("${")[2].partition("}")[0][:80] + "}"
+                raise TaskError(
+                    f"{path}: {key}.env.{name}: has {reference}, but variables of this machine are not passed to "
+                    "sandboxes; give a plain value"
+                )
     return settings
 
 

@@ -106,10 +106,10 @@ async def load_tasks(
         )
         refused += loaded.refused
         for task in loaded.tasks:
-            if other := origins.get(task.instance_id):
+            if first_source := origins.get(task.instance_id):
                 raise TaskError(
-                    f"duplicate instance_id: {other} and {spec} both have the task {task.instance_id}; rename "
-                    "one, or give only one of these sources"
+                    f"duplicate instance_id {task.instance_id}: {first_source} and {spec} both have it; give each "
+                    "task an instance_id of its own (a folder's name), or give only one of these sources"
                 )
             origins[task.instance_id] = spec
             tasks.append(task)

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from understudy.errors import ConfigError, TaskError
 from understudy.tasks.environment import python_environment
 from understudy.types import Directory, Files, ImageTree, Sdist, Source
-from understudy.util.files import locked
+from understudy.util.files import locked, write_remedy
 
 _MAX_BYTES = 2 << 30
 _MAX_MEMBERS = 200_000
@@ -53,11 +53,12 @@ def read_text(path: Path, what: str) -> str:
     try:
         text = path.read_bytes().decode()
     except OSError as error:
-        raise TaskError(f"{path}: {error.strerror}; give {what}") from error
+        remedy = "create it" if isinstance(error, FileNotFoundError) else "make it a file that you can read"
+        raise TaskError(f"{path}: {error.strerror}; expected {what}: {remedy}") from error
     except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: is not UTF-8: {error}; give {what} in UTF-8") from error
+        raise TaskError(f"{path}: is not UTF-8: {error}; expected {what}: convert it to UTF-8") from error
     if not text.strip():
-        raise TaskError(f"{path}: is empty; give {what}")
+        raise TaskError(f"{path}: is empty; expected {what}: write it there")
     return text
 
 
@@ -69,7 +70,8 @@ def relative_path(name: str, where: str) -> PurePosixPath:
     leaves_tree = path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name
     if leaves_tree or any(part.lower() == ".git" for part in path.parts):
         raise TaskError(
-            f"{where}: invalid path {name!r}; give a relative path inside the tree, without '..', '.git' or NUL"
+            f"{where}: invalid path {name[:200]!r}; give a relative path inside the tree, without '..', '.git' or "
+            "NUL"
         )
     return path
 
@@ -87,7 +89,10 @@ def materialise(source: Source, into: Path, cache: Path) -> None:
         case Files():
             _write(source.files, into)
         case ImageTree():
-            raise TaskError("checks.source: a container image is unsupported; give files or a directory")
+            raise TaskError(
+                "checks.source: a container image (kind image) is unsupported for hidden checks; set it to a "
+                "source of kind files, directory or sdist"
+            )
 
 
 def fetch(sdist: Sdist, cache: Path) -> Path:
@@ -97,12 +102,15 @@ def fetch(sdist: Sdist, cache: Path) -> Path:
     Raises ConfigError when pip cannot get it, TaskError when the pin is malformed or the hash differs.
     """
     for value, pattern, expected in (
-        (sdist.name, r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name must be letters, digits, '.', '_' and '-'"),
-        (sdist.version, r"[A-Za-z0-9][A-Za-z0-9.+!_-]*", "a version must be letters, digits and '.+!_-'"),
-        (sdist.sha256, r"[0-9a-f]{64}", "sha256 must be 64 lower-case hex digits"),
+        (sdist.name, r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name of letters, digits, '.', '_' and '-'"),
+        (sdist.version, r"[A-Za-z0-9][A-Za-z0-9.+!_-]*", "a version of letters, digits and '.+!_-'"),
+        (sdist.sha256, r"[0-9a-f]{64}", "a sha256 of 64 lower-case hex digits"),
     ):
         if not re.fullmatch(pattern, value):
-            raise TaskError(f"sdist {sdist.name!r} {sdist.version!r}: got {value!r}; {expected}")
+            raise TaskError(
+                f"sdist {sdist.name[:80]!r} {sdist.version[:80]!r}: got {value[:80]!r}, expected {expected}; "
+                "correct the source in the task"
+            )
     archive = archive_path(sdist, cache)
     home = archive.parent
     if not archive.exists():
@@ -137,24 +145,24 @@ def _download(sdist: Sdist, directory: Path, cache: Path) -> Path:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
-            f"pip could not be started, or took too long, to fetch {pin}: {error}; check the network, then "
-            "run the same command again"
+            f"sdist {pin}: pip could not be started, or did not end within {_PIP_TIMEOUT_S} s: {error}; check the "
+            "network and pip's settings (index, proxy), then run the same command again"
         ) from error
     if "DO NOT MATCH THE HASHES" in pip.stderr:
         raise TaskError(
-            f"sdist {pin}: the package index has another file than the one with sha256 {sdist.sha256}; if "
-            "that file is right, correct sha256 in the task"
+            f"sdist {pin}: the file of the package index does not have the expected sha256 {sdist.sha256}; if you "
+            "trust that file, set source.sha256 in the task to its digest"
         )
     archives = sorted((directory / "got").glob("*"))
     if pip.returncode or len(archives) != 1:
         raise ConfigError(
-            f"pip could not fetch the source of {pin}; check name and version, the network and pip's "
-            f"settings, then run the same command again. pip said:\n{pip.stderr.strip()[-2000:]}"
+            f"sdist {pin}: pip could not fetch it; check name and version in the task, the network and pip's "
+            f"settings (index, proxy), then run the same command again. pip said:\n{pip.stderr.strip()[-2000:]}"
         )
     if (actual := hashlib.sha256(archives[0].read_bytes()).hexdigest()) != sdist.sha256:
         raise TaskError(
-            f"sdist {pin}: got sha256 {actual}, expected {sdist.sha256}; if that file is right, correct sha256 "
-            "in the task"
+            f"sdist {pin}: got sha256 {actual}, expected {sdist.sha256}; if you trust that file, set "
+            "source.sha256 in the task to its digest"
         )
     return archives[0]
 
@@ -169,18 +177,21 @@ def _unpack(archive: Path, into: Path) -> None:
                 total += member.size
                 if total > _MAX_BYTES or count > _MAX_MEMBERS:
                     raise TaskError(
-                        f"{archive}: has at least {count:,} files and {total >> 20} MiB; a task's source may have "
-                        f"at most {_MAX_MEMBERS:,} files and {_MAX_BYTES >> 20} MiB; remove build output and data"
+                        f"{archive}: has at least {count:,} files and {total >> 20} MiB; expected at most "
+                        f"{_MAX_MEMBERS:,} files and {_MAX_BYTES >> 20} MiB: pin a smaller package or release in "
+                        "the task"
                     )
                 parts = PurePosixPath(member.name).parts[1:]
                 if parts and all(part.lower() != ".git" for part in parts):
                     extract(tar, member, "/".join(parts), into)
     except _UnsafeMember as error:
-        raise TaskError(f"{archive}: {error}; pin a release whose archive has none") from error
+        raise TaskError(
+            f"{archive}: {error}. Pin a release in the task whose archive has no such entry"
+        ) from error
     except (tarfile.TarError, OSError, EOFError, KeyError) as error:
         raise TaskError(
-            f"{archive}: cannot be unpacked: {error}; expected a source archive: remove it from the cache, "
-            "or correct the pin"
+            f"{archive}: cannot be unpacked: {error}; expected a tar archive: delete this file if it is damaged "
+            "(it is fetched again), otherwise check the disk space, or pin another release in the task"
         ) from error
 
 
@@ -192,7 +203,9 @@ def check_directory(root: Path) -> None:
     umask 077, the modes of files mean nothing.)
     """
     if not root.is_dir():
-        raise TaskError(f"{root}: no such directory, expected the task's source; create it, or correct its path")
+        raise TaskError(
+            f"{root}: no such directory, expected the task's source; create it, or correct its path in the task"
+        )
     shared = bool(root.stat().st_mode & 0o077)
     size = count = 0
     for parent, names, files in os.walk(root, onerror=_unreadable):
@@ -234,14 +247,17 @@ def _copy(source: Path, into: Path) -> None:
                     f"{origin}: is a special file; expected a file, directory or link: remove it from the source"
                 )
             elif not os.access(origin, os.R_OK):
-                raise TaskError(f"{origin}: cannot be read; make it readable or remove it from the source")
+                raise TaskError(
+                    f"{origin}: permission denied; make it readable (chmod u+r), or remove it from the source"
+                )
             else:
                 shutil.copy2(origin, destination_directory / name)
 
 
 def _unreadable(error: OSError) -> None:
     raise TaskError(
-        f"{error.filename}: cannot be read: {error.strerror}; make it readable or remove it from the source"
+        f"{error.filename}: cannot be read: {error.strerror}; make it readable (chmod), or remove it from the "
+        "source"
     ) from error
 
 
@@ -252,8 +268,16 @@ def _write(files: dict[str, str], into: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content.encode())
-        except (OSError, UnicodeEncodeError) as error:
-            raise TaskError(f"files: {name!r} cannot be written: {error}; correct its name or content") from error
+        except UnicodeEncodeError as error:
+            raise TaskError(
+                f"files: {name[:200]!r}: its name or content cannot be encoded as UTF-8 ({error}); remove the "
+                "character from the task"
+            ) from error
+        except OSError as error:
+            remedy = write_remedy(
+                error, "give it a shorter name, which no other file of the task has as a directory"
+            )
+            raise TaskError(f"files: {name[:200]!r} cannot be written: {error.strerror}; {remedy}") from error
 
 
 class _UnsafeMember(tarfile.TarError):

@@ -91,7 +91,7 @@ async def extract_patch(sandbox: Sandbox, pristine: Path) -> bytes:
             return _no_patch(delta.refused)
         patch = await asyncio.to_thread(base.patch, delta, limit=MAX_PATCH_BYTES)
     except GitTimeout:
-        return _no_patch("the changes could not be read in time")
+        return _no_patch(f"the changes could not be read in {_EXTRACT_TIMEOUT_S:.0f} s")
     if len(patch) > MAX_PATCH_BYTES:
         return _no_patch(f"the patch is larger than {MAX_PATCH_BYTES} bytes")
     return patch
@@ -121,8 +121,9 @@ async def _extract_inside(sandbox: Sandbox) -> bytes:
     if done.exit_code:
         message = done.stderr.decode(errors="replace").strip()
         raise GraderError(
-            f"the patch could not be extracted (exit code {done.exit_code}): {message[-2000:]}; check the "
-            "sandbox with `understudy doctor`"
+            "the agent's patch could not be extracted from the sandbox: expected git to end with exit code 0, got "
+            f"{done.exit_code}: {message[-2000:]}; check the sandbox with `understudy doctor`, then run the same "
+            "command again"
         )
     if done.truncated or len(done.stdout) > MAX_PATCH_BYTES:
         return _no_patch(f"the patch is larger than {MAX_PATCH_BYTES} bytes")
@@ -246,13 +247,14 @@ class PristineRepository:
             raise GitTimeout(f"git did not end within {_EXTRACT_TIMEOUT_S:.0f} s, the time limit") from error
         except OSError as error:
             raise GraderError(
-                f"the patch could not be extracted: git does not start: {error}; run `understudy doctor`"
+                f"the agent's patch could not be extracted: git does not start: {error}; check git with "
+                "`understudy doctor`, and the free memory and disk space of this machine"
             ) from error
         if done.returncode not in exit_codes:
             message = done.stderr.decode(errors="replace").strip()[-2000:]
             raise GraderError(
-                f"the patch could not be extracted (git exited with {done.returncode}): {message}; run "
-                "`understudy doctor`"
+                f"the agent's patch could not be extracted: git ended with exit code {done.returncode}: "
+                f"{message}; check git with `understudy doctor`, and the disk space of the temporary directory"
             )
         return done.stdout
 

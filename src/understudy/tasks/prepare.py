@@ -32,7 +32,7 @@ from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
 from understudy.tasks.environment import TaskEnvironment, python_environment
 from understudy.tasks.materialise import check_directory, materialise, relative_path
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Source, Task
-from understudy.util.files import atomic_write, locked, make_readable, mark_used
+from understudy.util.files import atomic_write, locked, make_readable, mark_used, write_remedy
 
 GIT_MOUNT = "/opt/understudy/git"
 """Where the pristine git directory is in a sandbox, for runs with `reveal=True`."""
@@ -105,8 +105,8 @@ def prepare(task: Task, cache: Path, sandboxes: Sandboxes) -> PreparedTask:
     if task.packages:
         if not sandboxes.host_programs:
             raise TaskError(
-                f"{task.instance_id}: names packages for this machine's Python, which a sandbox of the kind "
-                f"{sandboxes.name} does not have; use --sandbox local, or give the task an image"
+                f"task {task.instance_id}: has packages for this machine's Python, which a sandbox of the kind "
+                f"{sandboxes.name} does not have; use --sandbox local, or replace packages in the task by an image"
             )
         environment = python_environment(cache, task.packages)
     files = hidden / "files" if hidden else None
@@ -180,7 +180,10 @@ def git_environment(git_dir: Path, tree: Path) -> dict[str, str]:
 def _check_paths(task: Task) -> None:
     where = f"task {task.instance_id}"
     if not task.workdir.startswith("/") or task.workdir == "/" or ".." in task.workdir.split("/"):
-        raise TaskError(f"{where}: workdir is {task.workdir!r}; give an absolute path below /")
+        raise TaskError(
+            f"{where}: workdir is {task.workdir[:200]!r}; expected an absolute path below /, without ..: set it "
+            "to one, such as /workspace"
+        )
     if isinstance(task.checks, PytestChecks):
         for name in task.checks.files:
             relative_path(name, f"{where}: checks.files")
@@ -221,8 +224,10 @@ def _make_once(home: Path, make: Callable[[Path], None]) -> Path:
                     make(staging)
                     staging.rename(home)
                 except OSError as error:
-                    problem = f"the task cannot be prepared: {error}; check the cache's disk and permissions"
-                    raise ConfigError(f"{staging}: {problem}") from error
+                    remedy = write_remedy(error, "set UNDERSTUDY_CACHE to a directory that you can write")
+                    raise ConfigError(
+                        f"{staging}: the task cannot be prepared there: {error}; {remedy}"
+                    ) from error
                 finally:
                     shutil.rmtree(staging, ignore_errors=True)
     return home
@@ -278,8 +283,8 @@ def _make_tree(task: Task, staging: Path, cache: Path, sandboxes: Sandboxes) -> 
         if applied.returncode:
             message = applied.stderr.decode(errors="replace").strip()
             raise TaskError(
-                f"task {task.instance_id}: setup_patch does not apply to its source; correct one of them: "
-                f"{message[-999:]}"
+                f"task {task.instance_id}: setup_patch does not apply to its source; expected a unified diff "
+                f"against it: correct setup_patch, or the source. git said: {message[-999:]}"
             )
     git("commit", "--quiet", "--allow-empty", "--no-verify", "--message=Initial commit")
     git(*_PACK_OPTIONS, "repack", "-a", "-d", "-q")
@@ -367,7 +372,8 @@ def _git(
     if check and done.returncode:
         message = done.stderr.decode(errors="replace").strip()
         raise TaskError(
-            f"{tree}: git {args[0]} failed while the task was prepared; check the disk and the source: "
+            f"{tree}: git {args[0]} failed while the task was prepared (exit code {done.returncode}); check the "
+            "free disk space of the cache, and the names of the files in the task's source. git said: "
             f"{message[-2000:]}"
         )
     return done

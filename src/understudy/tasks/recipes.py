@@ -31,12 +31,13 @@ class ImageChoice(Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.namespace and self.namespace != "none" and not _NAMESPACE.fullmatch(self.namespace):
             raise ConfigError(
-                f"namespace {self.namespace!r} cannot be part of an image's name; give lower-case letters, "
-                "digits and ._-/ as in swebench or registry.example:5000/swebench"
+                f"--namespace {self.namespace[:80]!r}: cannot be part of an image's name; give lower-case "
+                "letters, digits and ._-/ as in swebench or registry.example:5000/swebench"
             )
         if self.instance_image_tag is not None and not _TAG.fullmatch(self.instance_image_tag):
             raise ConfigError(
-                f"instance image tag {self.instance_image_tag!r}: invalid tag; give letters, digits and ._-"
+                f"--instance-image-tag {self.instance_image_tag[:80]!r}: invalid tag; give letters, digits and "
+                "._-, at most 128 characters, such as latest"
             )
 
 
@@ -53,7 +54,10 @@ def named_image(image: str, choice: ImageChoice) -> str:
     TaskError.
     """
     if not _IMAGE.fullmatch(image):
-        raise TaskError(f"image: invalid image name: {image[:80]!r}; give one such as registry/name:tag")
+        raise TaskError(
+            f"image: invalid name {image[:80]!r}; expected one such as registry/name:tag, without blanks and at "
+            "most 255 characters: correct it"
+        )
     if choice.namespace is None and choice.instance_image_tag is None:
         return image
     registry, slash, name = image.partition("@")[0].rpartition("/")
@@ -169,14 +173,16 @@ def find_recipe(repo: str, version: str) -> tuple[str, SuiteRecipe]:
     recipes = [recipe for recipe in _RECIPES if recipe.repo == repo]
     if not recipes:
         raise TaskError(
-            f"repo: {repo[:80]!r} is not one of SWE-bench's Python repositories, and the row has no test "
-            "commands; use a dataset whose rows have eval_script and log_parser"
+            f"repo: {repo[:80]!r} has no test commands in the row, and in the table only these have: "
+            f"{', '.join(dict.fromkeys(recipe.repo for recipe in _RECIPES))}; use a dataset whose rows have "
+            "eval_script and log_parser"
         )
     for recipe in recipes:
         if version in recipe.versions.split():
             # The parsers' names come from the repositories: scikit-learn's is parse_log_scikit.
             return f"parse_log_{repo.partition('/')[2].partition('-')[0]}", recipe
     raise TaskError(
-        f"version: {repo} has no version {version[:40]!r} in the table of test commands; use a dataset whose "
-        "rows have eval_script and log_parser"
+        f"version: {repo} has no version {version[:40]!r} in the table of test commands; expected one of "
+        f"{', '.join(version for recipe in recipes for version in recipe.versions.split())}: correct it, or use a "
+        "dataset whose rows have eval_script and log_parser"
     )

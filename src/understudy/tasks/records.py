@@ -19,12 +19,13 @@ from understudy.errors import ConfigError, TaskError
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Sdist, SuiteChecks, Task
 from understudy.util.files import atomic_write, write_remedy
 from understudy.util.text import closest
+from understudy.util.validation import describe_invalid, shown
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 
 _PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+_-]+( --hash=sha256:[0-9a-f]{64})+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SHOWN = 80  # characters of an invalid value in an error
+_SHOWN = 200  # characters of a path in an error
 _RESERVED_VARIABLES = ("PATH", "HOME")
 _SYSTEM_DIRECTORIES = frozenset(
     ("", "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr")
@@ -131,8 +132,7 @@ def _shown(task: Task, key: str) -> str:
     value: Any = task
     for name in key.split("."):
         value = cast(dict[str, Any], value).get(name) if isinstance(value, dict) else getattr(value, name, None)
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return shown(sorted(value) if key == "env" else value)  # the values of variables may be secret
 
 
 def record(data: object, where: str, base: Path) -> Task:
@@ -144,7 +144,8 @@ def record(data: object, where: str, base: Path) -> Task:
     try:
         task = msgspec.convert(data, Task)
     except (msgspec.ValidationError, RecursionError) as error:
-        problem = _unknown_key(data, msgspec.inspect.type_info(Task)) or f"{error}; correct it"
+        problem = _unknown_key(data, msgspec.inspect.type_info(Task))
+        problem = problem or f"{describe_invalid(error, data)}; correct this key"
         raise TaskError(f"{where}: invalid task record: {problem}") from error
     check(task, where)
     checks, source = task.checks, task.source
@@ -196,7 +197,8 @@ def _directory(source: Directory, where: str, base: Path, outside: list[str]) ->
             outside.append(f"{where}: {source.path!r}")
     except (OSError, ValueError, RuntimeError) as error:  # a circle of links, or a NUL byte
         raise TaskError(
-            f"{where}: {source.path!r} is not a usable path: {error}; give a directory's path without NUL"
+            f"{where}: {source.path[:_SHOWN]!r} is not a usable path: {error}; give the path of a directory, "
+            "without NUL and without links that lead in a circle"
         ) from error
     return Directory(str(path))
 
@@ -220,7 +222,8 @@ def remember(tasks: Iterable[Task]) -> None:
                 file.touch(mode=0o600)
             except OSError as error:
                 raise ConfigError(
-                    f"{file} cannot be written: {error.strerror}; set UNDERSTUDY_CACHE to a writable directory"
+                    f"{file}: cannot be written: {error.strerror}; "
+                    f"{write_remedy(error, 'set UNDERSTUDY_CACHE to a directory that you can write')}"
                 ) from error
 
 

@@ -19,7 +19,7 @@ from understudy.errors import TaskError
 from understudy.tasks import eval_script, records
 from understudy.tasks.recipes import ImageChoice, find_recipe, instance_image, named_image
 from understudy.tasks.records import LoadedTasks, RefusedRow, summarise_refusals
-from understudy.tasks.rows import DatasetRow, LocatedRow, json_type
+from understudy.tasks.rows import ROW_REMEDY, DatasetRow, LocatedRow, json_type
 from understudy.types import ImageTree, Sdist, Source, SuiteChecks, Task
 from understudy.util import diffs
 
@@ -34,7 +34,7 @@ _CHANGED_FILE = re.compile(r"^diff --git a/.* b/(.*)", re.MULTILINE)
 _DELETED_FILE = re.compile(r"^diff --git a/.* b/(.*)\n(?:.*\n)?deleted file mode", re.MULTILINE)
 _NOT_TEST_SUFFIXES = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
 _ONLY_FAILURES_COUNT = {"pass_and_fail": False, "fail_only": True}
-_NO_TEST_TO_FIX = "is empty, expected at least one test that the solution fixes"
+_NO_TEST_TO_FIX = f"is empty, expected at least one test that the solution fixes; {ROW_REMEDY}"
 
 
 # --- what the formats have in common -------------------------------------------------------------------
@@ -89,7 +89,7 @@ def _base_commit(row: DatasetRow) -> str:
     commit = row.text("base_commit")
     if not _COMMIT.fullmatch(commit):
         raise TaskError(
-            f"base_commit: invalid commit {commit[:80]!r}, expected 40 lower-case hex digits; correct the row"
+            f"base_commit: invalid commit {commit[:80]!r}, expected 40 lower-case hex digits; {ROW_REMEDY}"
         )
     return commit
 
@@ -98,7 +98,7 @@ def _parser_name(name: str, key: str = "log_parser") -> str:
     """Return a parser's name as swebench spells it."""
     if not _PARSER.fullmatch(name):
         raise TaskError(
-            f"{key}: expected the name of a parser, such as parse_log_pytest, got {name[:40]!r}; correct the row"
+            f"{key}: expected the name of a parser, such as parse_log_pytest, got {name[:40]!r}; {ROW_REMEDY}"
         )
     return name
 
@@ -131,7 +131,8 @@ def _swebench(row: DatasetRow, choice: ImageChoice) -> Task:
     instance_id, test_patch = row.text("instance_id"), row.text("test_patch")
     if row.object("image_assets").has("test_patch"):
         raise TaskError(
-            "image_assets: its tests need files from the network, which a patch cannot contain; leave this row out"
+            "image_assets.test_patch: the tests need files from the network, which a patch cannot contain; such "
+            "rows are unsupported and left out"
         )
     extra = row.metadata("environment_setup_commit", "image_assets", "language")
     if row.has("eval_script"):
@@ -146,7 +147,7 @@ def _swebench(row: DatasetRow, choice: ImageChoice) -> Task:
             source = msgspec.convert(row.object("source").data, Sdist)
         except msgspec.ValidationError as error:
             raise TaskError(
-                f"source: expected a pinned sdist (kind, name, version, sha256): {error}; correct the row"
+                f"source: expected a pinned sdist (kind, name, version, sha256): {error}; {ROW_REMEDY}"
             ) from error
     return _make_task(row, checks, image=image, dataset="swebench", source=source, extra=extra)
 
@@ -156,15 +157,19 @@ def _checks_by_script(row: DatasetRow, test_patch: str) -> tuple[SuiteChecks, st
     script = row.text("eval_script")
     phases = eval_script.split_script(script, WORKDIR)
     if phases.test_patch is None:
-        raise TaskError("eval_script: does not apply the test patch; give it in a here-document for git apply")
+        raise TaskError(
+            "eval_script: does not apply the test patch; expected it in a here-document for `git apply`: "
+            f"{ROW_REMEDY}"
+        )
     if phases.test_patch.strip() != test_patch.strip():
         raise TaskError(
-            "eval_script: applies another test patch than the row's test_patch, expected the same; correct the row"
+            "eval_script: applies another test patch than the row's test_patch, expected the same; copy one to "
+            "the other; until then the row is left out"
         )
     eval_type = row.text("eval_type", "pass_and_fail")
     if eval_type not in _ONLY_FAILURES_COUNT:
         raise TaskError(
-            f"eval_type: expected {' or '.join(_ONLY_FAILURES_COUNT)}, got {eval_type[:40]!r}; correct the row"
+            f"eval_type: expected {' or '.join(_ONLY_FAILURES_COUNT)}, got {eval_type[:40]!r}; {ROW_REMEDY}"
         )
     checks = SuiteChecks(
         parser=_parser_name(row.text("log_parser")),
@@ -209,18 +214,21 @@ def _swe_rebench(row: DatasetRow, choice: ImageChoice) -> Task:
     config = row.object("install_config")
     key = next((key for key in ("image_name", "docker_image") if row.has(key)), "")
     if not key:
-        raise TaskError("image_name: is missing; give the image to run the instance in")
+        raise TaskError(
+            "image_name: is missing, and docker_image too; expected the image to run the instance in: add one of "
+            "the keys; until then the row is left out"
+        )
     image = row.text(key)
     parser_key = "log_parser" if config.has("log_parser") else "parser"
     parser = config.text(parser_key)
     commands = config.lines("test_cmd")
     if not commands:
-        raise TaskError("install_config.test_cmd: is empty; add at least one command, or leave the row out")
+        raise TaskError(f"install_config.test_cmd: is empty; expected at least one command: {ROW_REMEDY}")
     repo, test_patch = row.text("repo"), row.text("test_patch")
     is_version_1 = "sweb.eval." in image  # images made in the same way as SWE-bench's
     directory = posixpath.basename(repo)
     if not is_version_1 and directory in ("", ".", ".."):
-        raise TaskError(f"repo: expected OWNER/NAME, got {repo[:80]!r}; correct the row")
+        raise TaskError(f"repo: expected OWNER/NAME, got {repo[:80]!r}; {ROW_REMEDY}")
     command = "\n".join(commands)
     checks = SuiteChecks(
         parser=_parser_name(parser, f"install_config.{parser_key}"),
@@ -243,11 +251,12 @@ def _swe_bench_live(row: DatasetRow, choice: ImageChoice) -> Task:
     parser = row.text("log_parser").strip()
     if "\n" in parser:
         raise TaskError(
-            "log_parser: is a program, which is not run for security; give the name of a parser, such as pytest"
+            f"log_parser: is a program ({parser.count(chr(10)) + 1} lines), which is not run, for security; "
+            f"expected the name of a parser, such as pytest: {ROW_REMEDY}"
         )
     tests, prints = row.lines("test_cmds"), row.lines("print_cmds")
     if not tests:
-        raise TaskError("test_cmds: is empty; give at least one command")
+        raise TaskError(f"test_cmds: is empty; expected at least one command: {ROW_REMEDY}")
     if prints:  # the log is printed by a later command; the exit code that counts is that of the tests
         tests = (*tests, "tests_ended=$?", *prints, "(exit $tests_ended)")
     test_patch = row.text("test_patch")
@@ -263,7 +272,7 @@ def _swe_bench_live(row: DatasetRow, choice: ImageChoice) -> Task:
     )
     image = row.text("docker_image") if row.has("docker_image") else ""
     if "/sweb.eval.win." in image:
-        raise TaskError("docker_image: is for Windows; give one for Linux")
+        raise TaskError(f"docker_image: {image[:80]!r} is for Windows; expected one for Linux: {ROW_REMEDY}")
     image = named_image(image, choice) if image else instance_image(row.text("instance_id"), choice, "starryzhang")
     return _make_task(row, checks, image=image, dataset="swe-bench-live")
 
@@ -278,15 +287,16 @@ def _multi_swe_bench(row: DatasetRow, choice: ImageChoice) -> Task:
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise TaskError(
             f"number: expected a positive integer, the number of a pull request, got {str(number)[:80]!r}; "
-            "correct the row"
+            f"{ROW_REMEDY}"
         )
     for key, value in (("org", org), ("repo", name)):
         if not _REPOSITORY.fullmatch(value):
-            raise TaskError(f"{key}: expected letters, digits and ._-, got {value[:80]!r}; correct the row")
+            raise TaskError(f"{key}: expected letters, digits and ._-, got {value[:80]!r}; {ROW_REMEDY}")
     if not row.has("log_parser"):
         raise TaskError(
-            "log_parser: missing; rows of Multi-SWE-bench do not say how the output of tests is read. Add the "
-            "name of a parser of swebench that fits, such as parse_log_pytest, or leave the row out"
+            "log_parser: missing; rows of Multi-SWE-bench do not say how the output of tests is read. Add this "
+            "key with the name of a parser of swebench that fits, such as parse_log_pytest; until then the row is "
+            "left out"
         )
     # Tests that failed, were skipped or did not exist before the solution.
     fail_to_pass = [id for key in ("f2p_tests", "s2p_tests", "n2p_tests") for id in _test_ids(row, key)]
@@ -296,7 +306,8 @@ def _multi_swe_bench(row: DatasetRow, choice: ImageChoice) -> Task:
     statement = "\n\n".join(_issues(row)) or row.text("title", "")
     if not statement.strip():
         raise TaskError(
-            "resolved_issues: have no text; add a problem statement for the agent, or leave the row out"
+            "resolved_issues: have no title or body, and title is empty; expected a problem statement for the "
+            f"agent: {ROW_REMEDY}"
         )
     repo, base = f"{org}/{name}", row.object("base")
     return Task(
@@ -332,7 +343,7 @@ def _issues(row: DatasetRow) -> list[str]:
         issues = msgspec.convert(value, list[dict[str, Any]])
     except msgspec.ValidationError as error:
         raise TaskError(
-            f"resolved_issues: expected a list of objects, got {json_type(value)}: {error}; correct the row"
+            f"resolved_issues: expected a list of objects, got {json_type(value)} ({error}); {ROW_REMEDY}"
         ) from error
     texts = ([issue.text(key, "") for key in ("title", "body")] for issue in map(DatasetRow, issues))
     return [text for parts in texts if (text := "\n\n".join(part for part in parts if part.strip()))]
@@ -346,10 +357,13 @@ def _swe_smith(row: DatasetRow, choice: ImageChoice) -> Task:
     try:
         gold = diffs.reverse(bug)
     except ValueError as error:
-        raise TaskError(f"patch: cannot be reversed: {error}; give a unified diff") from error
+        raise TaskError(
+            f"patch: cannot be reversed to get the solution: {error}; expected a unified diff of text files: "
+            f"{ROW_REMEDY}"
+        ) from error
     statement = row.text("problem_statement", "")
     if not statement.strip():
-        raise TaskError("problem_statement: is empty; add a text for the agent, or leave the row out")
+        raise TaskError(f"problem_statement: is empty; expected a text for the agent: {ROW_REMEDY}")
     fail_to_pass, pass_to_pass = row.texts("FAIL_TO_PASS"), row.texts("PASS_TO_PASS")
     if not fail_to_pass:
         raise TaskError(f"FAIL_TO_PASS: {_NO_TEST_TO_FIX}")
@@ -357,8 +371,8 @@ def _swe_smith(row: DatasetRow, choice: ImageChoice) -> Task:
     if not all(file.endswith(".py") for file in files):
         raise TaskError(
             "FAIL_TO_PASS, PASS_TO_PASS: expected ids of pytest, such as tests/test_a.py::test_b, got "
-            f"{next(file for file in files if not file.endswith('.py'))!r}; leave the row out: how to test it is "
-            "not in the row, but in SWE-smith"
+            f"{next(file for file in files if not file.endswith('.py'))[:80]!r}; how to run other tests is not in "
+            "the row, but in SWE-smith, so it is left out"
         )
     repo = row.text("repo")
     return Task(
@@ -451,7 +465,8 @@ def load_rows(
         empty = False
         if not isinstance(data, dict):
             raise TaskError(
-                f"{where}: invalid task record: expected an object, got {json_type(data)}; correct the row"
+                f"{where}: invalid task record: expected an object, got {json_type(data)}; write each task as one "
+                "JSON object"
             )
         row: dict[str, Any] = data  # pyright: ignore[reportUnknownVariableType]
         instance_id = row.get("instance_id")

@@ -111,7 +111,10 @@ def _readable(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        raise TaskError(f"{path}: cannot be read: {error.strerror}; give a file of tasks or rows") from error
+        raise TaskError(
+            f"{path}: cannot be read: {error.strerror}; check the path and its permissions, or give another file "
+            "of tasks or rows"
+        ) from error
 
 
 def _decoded(data: bytes, where: str) -> Any:
@@ -119,17 +122,24 @@ def _decoded(data: bytes, where: str) -> Any:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TaskError(
-            f"{where}: invalid JSON: {error}; give one JSON object a line, or a list of them"
+            f"{where}: invalid JSON: {error}; expected one object a line, or, in a .json file, a list of objects: "
+            "correct it there"
         ) from error
 
 
 def _list(path: Path) -> Iterator[LocatedRow]:
     with _readable(path):
         if path.stat().st_size > _FILE_BYTES:
-            raise TaskError(f"{path}: larger than {_FILE_BYTES >> 30} GiB; give it as JSONL, one object a line")
+            raise TaskError(
+                f"{path}: larger than {_FILE_BYTES >> 30} GiB, the maximum for one JSON document; write one "
+                "object a line to a .jsonl file, which is read in parts"
+            )
         document = _decoded(path.read_bytes(), str(path))
     if not isinstance(document, list):
-        raise TaskError(f"{path}: expected a list of objects, got {json_type(document)}; give a list, or JSONL")
+        raise TaskError(
+            f"{path}: expected a list of objects, got {json_type(document)}; put the objects in a list, or one a "
+            "line in a .jsonl file"
+        )
     for number, row in enumerate(cast("list[Any]", document), start=1):
         yield f"{path}[{number}]", row
 
@@ -218,6 +228,8 @@ def _rows_of_split(name: str, dataset: Any, split: str) -> Iterator[LocatedRow]:
 
 # --- a row's values ------------------------------------------------------------------------------------
 
+ROW_REMEDY = "correct this key; until then the row is left out"
+"""What to do about a row that cannot become a task."""
 _TYPE_NAMES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "a boolean"),
     (str, "a string"),
@@ -252,9 +264,9 @@ class DatasetRow:
         if value is None and default is not None:
             return default
         if not isinstance(value, str):
-            raise TaskError(f"{key}: expected a string, got {json_type(value)}; correct the row")
+            raise TaskError(f"{key}: expected a string, got {json_type(value)}; {ROW_REMEDY}")
         if not value.strip() and default is None:
-            raise TaskError(f"{key}: is empty; give a string that is not blank")
+            raise TaskError(f"{key}: is empty; expected a string that is not blank: {ROW_REMEDY}")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -268,7 +280,8 @@ class DatasetRow:
             return tuple(msgspec.convert(value, list[str]))
         except (msgspec.MsgspecError, RecursionError) as error:
             raise TaskError(
-                f"{key}: expected a list of strings, got {json_type(value)}: {error}; correct the row"
+                f"{key}: expected a list of strings, or JSON of one, got {json_type(value)} ({error}); "
+                f"{ROW_REMEDY}"
             ) from error
 
     def lines(self, key: str) -> tuple[str, ...]:
@@ -287,7 +300,7 @@ class DatasetRow:
             return DatasetRow(msgspec.convert(value, dict[str, Any]))
         except (msgspec.MsgspecError, RecursionError) as error:
             raise TaskError(
-                f"{key}: expected an object, or JSON of one, got {json_type(value)}; correct the row"
+                f"{key}: expected an object, or JSON of one, got {json_type(value)} ({error}); {ROW_REMEDY}"
             ) from error
 
     def metadata(self, *keys: str) -> dict[str, Any]:

@@ -155,22 +155,25 @@ async def test_a_folder_in_the_simple_layout_becomes_a_task(simple: Path, tmp_pa
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"instruction.md": None}, r"instruction\.md: .*give what the agent is told"),
+        ({"instruction.md": None}, r"instruction\.md: .*expected the agent's instruction: create it"),
         ({"instruction.md": " \n"}, r"instruction\.md: is empty"),
         ({"instruction.md": b"\xff"}, r"instruction\.md: is not UTF-8"),
         ({"task.toml": None}, r"task\.toml: missing"),
         ({"task.toml": "[verifier\n"}, r"task\.toml: invalid TOML: .*line 1"),
-        ({"task.toml": "[verifier]\ntimeout_sec = 'long'"}, r"task\.toml: .*\$\.verifier\.timeout_sec"),
+        (
+            {"task.toml": "[verifier]\ntimeout_sec = 'long'"},
+            r"task\.toml: verifier\.timeout_sec: expected `float`, got 'long'; correct",
+        ),
         (
             {"task.toml": "[verifier]\ntimeout_sec = -1"},
-            r"Expected `float` > 0\.0 - at `\$\.verifier\.timeout_sec",
+            r"verifier\.timeout_sec: expected `float` > 0\.0, got -1;",
         ),
-        ({"task.toml": "[verifier]\ntimeout_sec = nan"}, r"Expected `float` .* - at `\$\.verifier\.timeout_sec"),
+        ({"task.toml": "[verifier]\ntimeout_sec = nan"}, r"verifier\.timeout_sec: expected `float` .*, got nan;"),
         ({"task.toml": "[verifier.env]\nK = '${OPENAI_KEY}'"}, r"verifier\.env\.K: .* give a plain value"),
         ({"task.toml": "[verifier.env]\n'-i' = 'x'"}, r"verifier\.env: invalid name '-i'"),
-        ({"task.toml": "[environment]\ngpus = 1"}, r"environment\.gpus: unsupported here"),
+        ({"task.toml": "[environment]\ngpus = 1"}, r"environment\.gpus is 1: sandboxes have no GPU"),
         ({"task.toml": "[[steps]]\nname = 'a'"}, "several steps"),
-        ({"tests/test.sh": None}, r"tests/test\.sh: .*give the script"),
+        ({"tests/test.sh": None}, r"tests/test\.sh: .*expected the script"),
         ({"environment/Dockerfile": None}, "exactly one of environment/Dockerfile and tree/"),
         ({"tree/x": ""}, "exactly one of environment/Dockerfile and tree/"),
         ({"solution/solve.sh": None}, r"neither gold\.patch nor solution/solve\.sh"),
@@ -193,7 +196,7 @@ async def test_an_invalid_folder_is_refused_with_the_reason(
         ("FROM a\nUSER me\n", 2, "unknown instruction USER: expected one of"),
         ("FROM a\nARG X=1\n", 2, "unknown instruction ARG: expected one of"),
         ("FROM a\nFROM b\n", 2, "a second FROM"),
-        ("FROM $A\n", 1, "expected the name of an image"),
+        ("FROM $A\n", 1, "expected FROM IMAGE"),
         ("FROM a\nWORKDIR /app\nRUN --network=host ls\n", 3, "--network=host"),
         ("FROM a\nWORKDIR /app\nRUN cat <<EOF\n", 3, "here-document"),
         ("FROM a\nWORKDIR /app\n\nCOPY --from=x a b\n", 4, "--from=x"),
@@ -207,9 +210,12 @@ async def test_an_invalid_folder_is_refused_with_the_reason(
         ("FROM a\nENV PATH=/x\n", 2, "ENV PATH"),
         ("FROM a\nENV A='unclosed\n", 2, "No closing quotation"),
         ("FROM a\nENV =x\n", 2, "expected NAME=value"),
-        ("FROM a\nWORKDIR /app\nCOPY a\n", 3, "expected sources and a target"),
+        ("FROM a\nWORKDIR /app\nCOPY a\n", 3, "expected at least one source and a target"),
         ("FROM a\nWORKDIR /app\nRUN [1]\n", 3, "JSON array"),
-        ("FROM a\nWORKDIR\n", 2, "expected a path"),
+        ("FROM a\nWORKDIR /app\nCOPY\n", 3, "expected at least one source and a target"),
+        ("FROM a\nWORKDIR /app\nADD []\n", 3, "expected at least one source and a target"),
+        ("FROM a\nWORKDIR /a b\n", 2, "WORKDIR /a b: expected one path, got 2; give one, in quotes"),
+        ("FROM a\nWORKDIR\n", 2, "WORKDIR : expected one path, got 0"),
     ],
 )
 def test_dockerfile_refusals_name_the_line(tmp_path: Path, text: str, line: int, message: str) -> None:
@@ -221,7 +227,12 @@ def test_dockerfile_refusals_name_the_line(tmp_path: Path, text: str, line: int,
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "empty; give a Dockerfile"), ("FROM a\n", "no WORKDIR"), ("FROM a\nWORKDIR /\n", "no WORKDIR")],
+    [
+        ("", "empty; expected a Dockerfile"),
+        ("# FROM a\n", "no instruction; expected FROM"),
+        ("FROM a\n", "WORKDIR is missing"),
+        ("FROM a\nWORKDIR /\n", "WORKDIR is /;"),
+    ],
 )
 def test_a_dockerfile_without_required_instructions_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "Dockerfile").write_text(text)
@@ -240,7 +251,7 @@ async def test_a_failing_run_instruction_is_reported_with_line_and_output(harbor
 
 async def test_a_missing_copy_source_is_reported_with_its_line(harbor: Path, tmp_path: Path) -> None:
     write(harbor, {"environment/Dockerfile": "FROM a\nWORKDIR /app\nCOPY gone.* .\n"})
-    with pytest.raises(TaskError, match=r"Dockerfile:3: 'gone\.\*' matches nothing"):
+    with pytest.raises(TaskError, match=r"Dockerfile:3: 'gone\.\*' matches no file"):
         await take(harbor, tmp_path / "cache")
 
 

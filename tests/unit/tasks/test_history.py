@@ -146,8 +146,9 @@ async def test_submodules_pointers_and_other_encodings_in_a_tree_are_no_obstacle
         repository.commit("Another name", {name: "", "tests/test_calc.py": f"{TEST}# {len(name)}\n"})
     result = await made(repository)
     (task,) = result.tasks
-    assert result.refused["changes a file whose name a patch must quote; expected printable UTF-8"] == 2
-    assert "changes a file that is not text; expected UTF-8" in result.refused
+    quoted_name = 'expected names of printable characters other than " and \\'
+    assert result.refused[f"changes a file whose name a patch must quote; {quoted_name}"] == 2
+    assert "changes a file that is not text; expected UTF-8 without NUL in all changed files" in result.refused
     assert isinstance(task.source, Directory)
     tree = Path(task.source.path)
     assert (tree / "data.bin").read_text() == pointer and b"\xe9" in (tree / "old.py").read_bytes()

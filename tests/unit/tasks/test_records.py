@@ -128,10 +128,13 @@ def test_task_files_written_by_a_run_load_with_their_remembered_directories(
             raw(checks={"kind": "script", "source": {"kind": "directory", "paths": "a"}}),
             r"unknown key 'checks.source.paths'; did you mean 'path'\?",
         ),
-        (raw(repo=3), r"\$\.repo"),
+        (raw(repo=3), "repo: expected `str`, got 3; correct this key"),
         (raw(checks={"kind": "pytest", "files": {}, "fail_to_pass": []}), "checks.fail_to_pass: got .*, expected"),
-        (raw(checks={"kind": "pytest", "files": {"a": 1}, "fail_to_pass": ["x"]}), r"\$\.checks\.files"),
-        (raw(checks={"kind": "other"}), r"\$\.checks\.kind"),
+        (
+            raw(checks={"kind": "pytest", "files": {"a": 1}, "fail_to_pass": ["x"]}),
+            r"checks\.files\[\.\.\.\]: expected `str`, got `int`",
+        ),
+        (raw(checks={"kind": "other"}), r"checks\.kind: invalid value 'other'"),
         (
             raw(source={"kind": "sdist", "name": "a", "version": "1", "sha256": "ab"}),
             "source.sha256: got .*, expected",

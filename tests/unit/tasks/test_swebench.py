@@ -161,19 +161,19 @@ def phases(checks: SuiteChecks) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"repo": "some/thing"}, "repo: 'some/thing' is not one of"),
+        ({"repo": "some/thing"}, "repo: 'some/thing' has no test commands"),
         ({"version": "99"}, "version: pallets/flask has no version '99'"),
         ({"FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS: is empty"),
         ({"FAIL_TO_PASS": ...}, "FAIL_TO_PASS: is empty"),
         ({"FAIL_TO_PASS": "[1]"}, "FAIL_TO_PASS: expected a list of strings"),
-        ({"FAIL_TO_PASS": 7}, "FAIL_TO_PASS: expected a list of strings, got a number"),
+        ({"FAIL_TO_PASS": 7}, "FAIL_TO_PASS: expected a list of strings, or JSON of one, got a number"),
         ({"patch": ""}, "patch: is empty"),
         ({"patch": None}, "patch: expected a string, got nothing"),
         ({"problem_statement": " "}, "problem_statement: is empty"),
         ({"base_commit": "main; rm -rf /"}, "base_commit: invalid commit .*expected 40"),
         ({"instance_id": "../../x"}, "instance_id: got .*, expected letters"),
         ({"version": 2.3}, "version: expected a string, got a number"),
-        ({"image_assets": '{"test_patch": [{"path": "a.png"}]}'}, "image_assets: .* network"),
+        ({"image_assets": '{"test_patch": [{"path": "a.png"}]}'}, "image_assets.test_patch: .* network"),
     ],
 )
 def test_invalid_rows_are_refused_with_the_reason(changes: dict[str, Any], message: str):
@@ -259,7 +259,7 @@ def test_output_markers_inside_the_test_patch_are_ignored():
         (script("patch -p1 < x.diff"), "changes the repository"),
         (script("git apply fix.diff"), "applies a patch; expected only the test patch"),
         (script("git apply - <<'X'\nother\nX"), "applies a patch; expected only the test patch"),
-        (script("if true; then", "pip install x", "fi"), "construct of several lines"),
+        (script("if true; then", "pip install x", "fi"), "begins with 'if' and does not end with 'fi'"),
         (script(tests="x").replace("apply -v", "status"), "does not apply the test patch"),
         (script("echo 'open"), "does not apply the test patch"),
         ("echo 'open", "a quote or a backslash at the end is not closed"),
@@ -280,7 +280,7 @@ def test_unsupported_eval_scripts_are_refused_with_the_reason(text: str, message
         ({"eval_type": "best_of"}, "eval_type: expected pass_and_fail or fail_only"),
         ({"log_parser": "os.system"}, "log_parser: expected the name of a parser"),
         ({"log_parser": ...}, "log_parser: expected a string"),
-        ({"image": "--privileged"}, "image: invalid image name: '--privileged'"),
+        ({"image": "--privileged"}, "image: invalid name '--privileged'"),
     ],
 )
 def test_invalid_keys_of_new_rows_are_refused(changes: dict[str, Any], message: str):

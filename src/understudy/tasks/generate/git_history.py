@@ -53,9 +53,10 @@ class History:
         try:
             self._run("rev-parse", "--verify", "HEAD^{commit}")
         except TaskError as error:
+            problem = str(error).removeprefix(f"{repository}: ")
             raise ConfigError(
                 f"{repository}: is not a git repository, or has no commit; give the path of a repository with "
-                f"commits ({error})"
+                f"commits ({problem})"
             ) from error
 
     def commits(self) -> list[Commit]:
@@ -86,11 +87,12 @@ class History:
         texts: dict[str, str] = {}
         for blob, content in self._read(list(blobs)).items():
             try:
-                texts[blob] = content.decode()
-            except UnicodeDecodeError as error:
-                raise TaskError("changes a file that is not text; expected UTF-8") from error
-            if "\0" in texts[blob]:
-                raise TaskError("changes a file that is not text; expected UTF-8")
+                text = content.decode()
+            except UnicodeDecodeError:
+                text = "\0"
+            if "\0" in text:
+                raise TaskError("changes a file that is not text; expected UTF-8 without NUL in all changed files")
+            texts[blob] = text
         return texts
 
     def latest_tag(self, commit: str) -> str:
@@ -113,16 +115,13 @@ class History:
                 mode, _, blob, length = head.split()
                 if mode in (*_FILE_MODES, _LINK_MODE):
                     if not length.isdigit():
-                        raise TaskError(
-                            f"{self._repository} lacks the object {blob.decode()}; expected a complete clone, "
-                            "not a partial one: fetch all objects (git fetch --refetch --no-filter)"
-                        )
+                        raise self._missing(blob.decode())
                     size += int(length)
                     name = os.fsdecode(path)
                     relative_path(name, commit)
                     entries.append((mode, blob.decode(), name))
         if size > _TREE_BYTES:
-            raise TaskError(f"its tree has {size >> 20} MiB; expected at most {_TREE_BYTES >> 20}")
+            raise TaskError(f"its tree has {size >> 20} MiB; expected at most {_TREE_BYTES >> 20} MiB")
         _check_names([name for _, _, name in entries])
         contents = self._read([blob for _, blob, _ in entries])
         into.mkdir(parents=True)
@@ -154,14 +153,17 @@ class History:
             end = out.index(b"\n", at)
             header = out[at:end].split()
             if len(header) != 3 or header[1] != b"blob":
-                raise TaskError(
-                    f"{self._repository} lacks the object {blob}; expected a complete clone, not a partial or "
-                    "shallow one: fetch all objects (git fetch --unshallow, git fetch --refetch --no-filter)"
-                )
+                raise self._missing(blob)
             length = int(header[2])
             contents[blob] = out[end + 1 : end + 1 + length]
             at = end + 2 + length
         return contents
+
+    def _missing(self, blob: str) -> TaskError:
+        return TaskError(
+            f"{self._repository} lacks the object {blob}; expected a complete clone, neither partial nor shallow: "
+            "fetch all objects (git fetch --unshallow, or git fetch --refetch --no-filter)"
+        )
 
     def _run(self, *arguments: str, stdin: bytes = b"") -> bytes:
         settings = ("safe.directory=*", "core.hooksPath=/dev/null", "core.fsmonitor=false", "protocol.allow=never")
@@ -186,12 +188,14 @@ class History:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise TaskError(
-                f"git {arguments[0]} could not be run, or took too long: {error}; check the installation of git, "
-                "or give a smaller repository"
+                f"{self._repository}: git {arguments[0]} could not be run, or did not end within {_TIMEOUT_S} s: "
+                f"{error}; check git with `understudy doctor`, or give a smaller repository"
             ) from error
         if done.returncode:
             message = done.stderr.decode(errors="replace").strip()[:500]
-            raise TaskError(f"git {arguments[0]} failed: {message}; check the repository with git fsck")
+            raise TaskError(
+                f"{self._repository}: git {arguments[0]} failed: {message}; check the repository with git fsck"
+            )
         return done.stdout
 
 

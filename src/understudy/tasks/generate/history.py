@@ -39,6 +39,7 @@ from understudy.tasks.materialise import relative_path
 from understudy.tasks.prepare import prepare, sandbox_spec
 from understudy.types import Directory, PytestChecks, Task
 from understudy.util.diffs import unified
+from understudy.util.files import write_remedy
 
 Progress = Callable[[int, int], None]
 """Called with how many tasks are made and how many commits were looked at."""
@@ -171,13 +172,16 @@ def _candidate(history: History, commit: Commit) -> _Candidate:
     if not any(change.path.endswith(".py") for change in code):
         raise TaskError("changes no code besides tests; expected at least one other .py file")
     if len(changes) > _MAX_FILES:
-        raise TaskError(f"changes too many files; expected at most {_MAX_FILES}")
+        raise TaskError(f"changes more than {_MAX_FILES} files; expected a smaller change")
     if any(change.mode in (b"120000", b"160000") for change in (*tests, *code)):
         raise TaskError(
-            "changes a symbolic link or a submodule, which is unsupported; expected only regular files"
+            "changes a symbolic link or a submodule, which is unsupported; expected changes of regular files only"
         )
     if any(not change.path.isprintable() or set(change.path) & set('"\\') for change in (*tests, *code)):
-        raise TaskError("changes a file whose name a patch must quote; expected printable UTF-8")
+        raise TaskError(
+            'changes a file whose name a patch must quote; expected names of printable characters other than " '
+            "and \\"
+        )
     blobs = history.texts(blob for change in (*tests, *code) for blob in (change.before, change.after) if blob)
 
     def side(changed: list[Change], blob: Callable[[Change], str]) -> dict[str, str]:
@@ -186,7 +190,7 @@ def _candidate(history: History, commit: Commit) -> _Candidate:
     before, after = side(code, lambda change: change.before), side(code, lambda change: change.after)
     changed_lines = sum(line[:1] in "+-" for line in unified(before, after).splitlines() if line)
     if changed_lines > _MAX_LINES:
-        raise TaskError(f"changes more lines of code than expected, which is at most {_MAX_LINES}")
+        raise TaskError(f"changes more than {_MAX_LINES} lines of code; expected a smaller change")
     return _Candidate(commit, side(tests, lambda change: change.after), before, after)
 
 
@@ -273,7 +277,7 @@ async def _run_tests(candidate: _Candidate, sandbox: Sandbox, *, gold: bool) -> 
     finally:
         await sandbox.reset()
     if report.timed_out:
-        raise TaskError(f"its tests take too long; expected at most {_TIMEOUT_S:.0f} s")
+        raise TaskError(f"its tests did not end within {_TIMEOUT_S:.0f} s, the maximum; expected faster ones")
     return report
 
 
@@ -310,7 +314,8 @@ def _add_file(tree: Path, file: Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise TaskError(
-            f"its {file.relative_to(tree)} cannot be written: {error.strerror}; check the disk space of the cache"
+            f"its {file.relative_to(tree)} cannot be written: {error.strerror}; "
+            f"{write_remedy(error, 'check the permissions of the directory of --output')}"
         ) from error
 
 

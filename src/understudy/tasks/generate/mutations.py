@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import bisect
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import cast
@@ -41,7 +42,10 @@ class ParsedModule:
         try:
             self.tree = parse_module(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise TaskError(f"invalid Python source: {error}; correct it, or leave the module out") from error
+            raise TaskError(
+                f"invalid Python source: {error}; expected a module that this Python "
+                f"({sys.version_info.major}.{sys.version_info.minor}) can parse: choose another package"
+            ) from error
         self._starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text)), len(text)]
         self._ascii = text.isascii()
 

@@ -78,8 +78,7 @@ def find_package(name: str) -> Package:
     """Return the package with that name. Raises TaskError, with the known names, if it is not in the catalog."""
     if entry := CATALOG.get(name):
         return entry
-    there = ", ".join(sorted(CATALOG))
-    raise TaskError(f"unknown package {name!r}; give one of {there}, or functions")
+    raise TaskError(f"unknown package {name[:80]!r}; give one of {', '.join(sorted(CATALOG))}, or functions")
 
 
 # --- the baseline --------------------------------------------------------------------------------------
@@ -169,8 +168,8 @@ async def _measure(
     ]
     if not stable:
         raise TaskError(
-            f"{package.sdist.name}: none of its tests pass twice, expected some that do; see what pytest "
-            f"printed:\n{once.log[-2000:]}"
+            f"{package.sdist.name}: none of its tests pass twice with this machine's Python, expected some that "
+            f"do; choose another package, or correct what pytest reports:\n{once.log[-2000:]}"
         )
     return Baseline(tuple(sorted(stable)), reach)
 
@@ -195,7 +194,8 @@ async def _reach(sandbox: Sandbox, package: Package, files: list[str]) -> dict[s
     except (FileNotFoundError, msgspec.MsgspecError) as error:
         output = (done.stdout + done.stderr)[-2000:].decode(errors="replace")
         raise TaskError(
-            f"{package.sdist.name}: its tests cannot be traced ({error}); see their output:\n{output}"
+            f"{package.sdist.name}: its tests cannot be traced with this machine's Python ({error}); choose "
+            f"another package, or correct what the tests report:\n{output}"
         ) from error
 
 

@@ -71,9 +71,9 @@ def pin(requirements: Iterable[str], *, cache: Path) -> tuple[str, ...]:
         # A line break would start another line in the file that pip reads.
         if not line.isprintable() or not _BY_NAME.fullmatch(line):
             raise ConfigError(
-                f"requirement {line!r}: expected a package by its name, as `name>=1.0`, without options, URLs or "
-                "a comment behind it; correct the line in the file of --requirements, or give such a file if the "
-                "line is the repository's own"
+                f"requirement {line[:120]!r}: expected a package by its name, as `name>=1.0`, without options, "
+                "URLs or a comment behind it; correct the line in the file of --requirements, or give such a file "
+                "if the line is the repository's own"
             )
     lines = [line for line in lines if _normalised(re.split(r"[^A-Za-z0-9._-]", line)[0]) not in PINNED]
     if not lines:
@@ -100,17 +100,19 @@ def pin(requirements: Iterable[str], *, cache: Path) -> tuple[str, ...]:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as error:
             raise ConfigError(
-                f"pip did not resolve the repository's requirements within {_TIMEOUT_S} s; check the network and "
-                "pip's settings, then run the same command again"
+                f"pip did not resolve the requirements {', '.join(lines)[:200]} within {_TIMEOUT_S} s; check the "
+                "network and pip's settings (index, proxy), then run the same command again"
             ) from error
         except OSError as error:
             raise ConfigError(
-                f"{python}: cannot be run: {error.strerror}; check that it exists and may be executed"
+                f"{python}: pip cannot be run there: {error.strerror}; delete {python.parents[1]}, which is made "
+                "again by the next command"
             ) from error
         if done.returncode:
             raise ConfigError(
-                "pip could not resolve the repository's requirements from wheels; give those that its tests need "
-                f"with --requirements FILE (a file of comments: none). pip said:\n{done.stderr.strip()[-2000:]}"
+                f"pip could not resolve the requirements {', '.join(lines)[:200]} from wheels; give those that "
+                "the tests need with --requirements FILE (with only comments in it: none). pip "
+                f"said:\n{done.stderr.strip()[-2000:]}"
             )
         resolved = msgspec.json.decode(report.read_bytes(), type=_Report)
     pins: list[str] = []
