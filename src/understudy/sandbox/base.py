@@ -426,8 +426,17 @@ def check_no_nul(what: str, first: str, *more: str) -> None:
     """Raise SandboxError, "cannot `what` `first`: …", when a string contains a NUL byte, where C would end it."""
     if any("\0" in text for text in (first, *more)):
         raise SandboxError(
-            f"cannot {what} {first!r}: an argument, a path or the environment contains a NUL byte; remove it"
+            f"cannot {what} {first[:200]!r}: an argument, a path or the environment contains a NUL byte, expected "
+            "none; remove it"
         )
+
+
+def missing_tree(tree: Path) -> SandboxError:
+    """Return the error for a prepared tree that is not on this machine."""
+    return SandboxError(
+        f"cannot open a sandbox on {tree}: no such directory, expected the task's prepared tree; it was removed "
+        "from the cache: run the same command again, which prepares it anew"
+    )
 
 
 def below(path: str, base: str) -> bool:
@@ -444,10 +453,7 @@ def check_spec(
     be in the workdir. With `needs_tree`, the tree must exist on this machine.
     """
     if needs_tree and not spec.tree.is_dir():
-        raise SandboxError(
-            f"cannot open a sandbox on {spec.tree}: expected a directory with the task's source files; check the "
-            "task's source"
-        )
+        raise missing_tree(spec.tree)
     if not _normal(spec.workdir) or any(below(area, spec.workdir) for area in taken):
         raise SandboxError(
             f'cannot use {spec.workdir!r} as workdir: expected an absolute path without ".." that does not end '
@@ -469,8 +475,8 @@ def _check_mount(mount: Mount, spec: SandboxSpec, writable: Sequence[str]) -> No
         )
     if not mount.source.exists():
         raise SandboxError(
-            f"cannot mount {mount.source} at {mount.target}: the file does not exist on this machine; "
-            "create it, or correct the path"
+            f"cannot mount {mount.source} at {mount.target}: no such file or directory on this machine; create "
+            "it, or correct the mount's source"
         )
     if mount.private and any(below(mount.target, area) for area in writable):
         raise SandboxError(

@@ -46,7 +46,8 @@ def read_regular(descriptor: int, path: str, limit: int) -> bytes:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise SandboxError(
-            f"cannot read {path} in the sandbox: it has more than {limit} bytes; write less into it"
+            f"cannot read {path} in the sandbox: it is too large; expected at most {limit} bytes: write less into "
+            "it"
         )
     return data
 

@@ -19,6 +19,7 @@ from typing import ClassVar
 from understudy.errors import SandboxError
 from understudy.sandbox.base import Completed, Sandbox, Sandboxes, SandboxSpec, below, mount_number
 from understudy.sandbox.process import read_regular, run_process, run_to_completion
+from understudy.util.files import write_remedy
 
 SYSTEM_PATH = os.defpath.lstrip(":")
 
@@ -104,7 +105,10 @@ class UnsafeSandbox(Sandbox):
         where = self._host(str(PurePosixPath(self.workdir, cwd or "")))
         program = str(Path(where, argv[0])) if "/" in argv[0] else shutil.which(argv[0], path=environment["PATH"])
         if program is None:
-            raise SandboxError(f"cannot run {argv[0]!r}: no such command in {environment['PATH']}; install it")
+            raise SandboxError(
+                f"cannot run {argv[0]!r}: no such program; expected it in {environment['PATH']}: install it on "
+                "this machine, or correct the command"
+            )
         try:
             return await run_to_completion(
                 lambda over: run_process(
@@ -119,7 +123,8 @@ class UnsafeSandbox(Sandbox):
             )
         except (OSError, ValueError) as error:
             raise SandboxError(
-                f"cannot run {argv[0]!r} in {where}: {error}; check that the program and the directory exist"
+                f"cannot run {argv[0]!r} in {where}: {error}; expected an executable program and an existing "
+                "directory: correct the command, or create the directory first"
             ) from error
 
     async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
@@ -130,7 +135,10 @@ class UnsafeSandbox(Sandbox):
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise SandboxError(f"cannot read {path}: {error.strerror}; give a readable file") from error
+            raise SandboxError(
+                f"cannot read {path}: {error.strerror}; expected a file that this user can read: make it readable "
+                "(chmod), or give another path"
+            ) from error
         return await asyncio.to_thread(read_regular, descriptor, path, limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -142,8 +150,8 @@ class UnsafeSandbox(Sandbox):
             host_path.chmod(mode)
         except OSError as error:
             raise SandboxError(
-                f"cannot write {path}: {error.strerror}; check the disk space and the permissions of "
-                f"{host_path.parent}"
+                f"cannot write {path}: {error.strerror}; "
+                f"{write_remedy(error, f'check the permissions of {host_path.parent}, or give another path')}"
             ) from error
 
     async def reset(self) -> None:
@@ -188,8 +196,8 @@ class UnsafeSandboxes(Sandboxes):
             _remove(root)
             if isinstance(error, OSError):
                 raise SandboxError(
-                    f"cannot copy the tree {spec.tree} to {root}: {error}; check the permissions of the tree, and "
-                    "the free disk space"
+                    f"cannot copy the tree {spec.tree} to {root}: {error}; "
+                    f"{write_remedy(error, 'make all files of the tree readable')}"
                 ) from error
             raise
         return UnsafeSandbox(spec, root)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from understudy.errors import SandboxLost
+from understudy.errors import ConfigError, SandboxLost
 from understudy.sandbox.remote import messages
 from understudy.sandbox.remote.connection import ConnectionOptions, connect
+from understudy.sandbox.remote.ssh import SshSandboxes
 
 from support import UNDERSTUDY
 
@@ -43,3 +44,21 @@ async def test_a_request_that_is_not_answered_in_time_is_given_up(tmp_path: Path
         assert await connection.ask(messages.ListRequest(), list[object]) == []
     finally:
         await connection.close()
+
+
+async def test_an_error_of_the_worker_names_its_machine(tmp_path: Path) -> None:
+    connection = await connect(command(tmp_path / "pid"), "there")
+    try:
+        with pytest.raises(
+            ConfigError, match=r"^there: this worker has Understudy .*, but the caller has 0\.0\.0"
+        ):
+            await connection.ask(messages.HelloRequest("0.0.0"), messages.HelloReply)
+    finally:
+        await connection.close()
+
+
+def test_what_a_remote_machine_lacks_names_the_machine() -> None:
+    kind = SshSandboxes("me@there")
+    kind._hello = messages.HelloReply(["`bwrap` is missing"], ["memory is bounded"], messages.RemoteEnvironment())
+    assert kind.problems() == ["ssh:me@there: `bwrap` is missing"]
+    assert kind.warnings() == ["ssh:me@there: memory is bounded"]

@@ -159,7 +159,7 @@ def _describe(error: Exception) -> str:
         return f"the container engine does not answer ({message}); start it, as: systemctl start docker"
     if isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError):
         return f"the container engine timed out ({message}); retry when the machine is less busy"
-    return f"{message}; see the container engine's log"
+    return f"{message}; look in the container engine's log, for example with: journalctl --unit docker"
 
 
 def engine_message(error: Exception) -> str:

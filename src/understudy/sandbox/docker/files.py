@@ -170,7 +170,8 @@ class ContainerFiles:
                 parent = posixpath.dirname(parent)
             if parent_mode is not None and not parent_mode & (_DIRECTORY | _LINK):
                 raise SandboxError(
-                    f"cannot write {path} in the sandbox: {parent} is not a directory; choose another path"
+                    f"cannot write {path} in the sandbox: {parent} is a file; expected a directory: choose "
+                    "another path"
                 )
             output = io.BytesIO()
             with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:

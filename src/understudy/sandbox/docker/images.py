@@ -22,7 +22,7 @@ from typing import Any
 from msgspec import Struct
 
 from understudy.errors import SandboxError, TaskError
-from understudy.sandbox.base import SandboxSpec
+from understudy.sandbox.base import SandboxSpec, missing_tree
 from understudy.sandbox.docker.engine import (
     ContainerEngine,
     EngineNotFound,
@@ -110,10 +110,7 @@ class ImagePuller:
                 wait = min(pause if error.wait_s is None else error.wait_s, _LONGEST_WAIT_S)
                 self._progress(f"{image}: the registry limits pulls; trying again in {wait:.0f} s")
                 if self._stop.wait(wait):
-                    raise SandboxError(
-                        f"pulling the image {image} was cancelled, because the sandboxes were closed; run "
-                        "the same command again"
-                    ) from error
+                    raise _cancelled(image) from error
                 pause *= 2
 
     def _pull(self, image: str) -> None:
@@ -122,10 +119,7 @@ class ImagePuller:
         try:
             for event in self._engine.api.pull(image, stream=True, decode=True):
                 if self._stop.is_set():
-                    raise SandboxError(
-                        f"pulling the image {image} was cancelled, because the sandboxes were closed; run "
-                        "the same command again"
-                    )
+                    raise _cancelled(image)
                 if message := event.get("error"):
                     _raise_refusal(image, str(message))
                 _note(layers, event)
@@ -138,6 +132,12 @@ class ImagePuller:
             _raise_refusal(image, f"{engine_message(error)}{_after(error)}", error)
             raise
         self._progress(f"{image}: fetched")
+
+
+def _cancelled(image: str) -> SandboxError:
+    return SandboxError(
+        f"pulling the image {image} was cancelled, because the sandboxes were closed; run the same command again"
+    )
 
 
 def _after(error: Any) -> str:
@@ -158,7 +158,10 @@ def _raise_refusal(image: str, message: str, cause: Exception | None = None) -> 
     if _ABSENT.search(message):
         raise _absent(image, message) from cause
     if cause is None:
-        raise SandboxError(f"cannot fetch the image {image}: {message}; check the engine's log and its network")
+        raise SandboxError(
+            f"cannot fetch the image {image}: {message}; check that the engine can reach the registry, for "
+            f"example with: docker pull {image}"
+        )
 
 
 def _absent(image: str, message: str) -> TaskError:
@@ -356,7 +359,7 @@ class ImageStore:
         """Return a digest of a directory: of the names, modes, sizes and times of everything in it."""
         if tree not in self._trees:
             if not tree.is_dir():
-                raise SandboxError(f"cannot open a sandbox on {tree}: it is not a directory; give a prepared tree")
+                raise missing_tree(tree)
             sha = hashlib.sha256(os.fsencode(tree.resolve()))
             for folder, names, files in os.walk(tree):
                 names.sort()
@@ -436,9 +439,11 @@ def no_shell(image: str, error: Exception) -> SandboxError:
 
 def _failure(code: int, output: str, image: str, workdir: str) -> TaskError | SandboxError:
     reasons = {
-        NO_DIRECTORY: f"the image {image} has no directory {workdir}; check the task's workdir and image",
+        NO_DIRECTORY: f"the image {image} has no directory {workdir}, expected the task's workdir; correct "
+        "workdir in the task, or use another image",
         NO_GIT: f"the image {image} has a repository at {workdir} but no git; install git in the image",
-        NO_COMMIT: f"the repository at {workdir} of the image {image} has no commit; expected at least one",
+        NO_COMMIT: f"the repository at {workdir} of the image {image} has no commit, expected at least one; "
+        "commit its files when the image is built, or use another image",
     }
     if code in reasons:
         return TaskError(reasons[code])
@@ -448,8 +453,8 @@ def _failure(code: int, output: str, image: str, workdir: str) -> TaskError | Sa
             f"example: docker system prune"
         )
     return SandboxError(
-        f"cannot prepare the image {image} (exit code {code}): {output.strip()[-1000:]}; correct the image, "
-        "or choose another"
+        f"cannot prepare the image {image}: expected its shell to end with exit code 0, got {code}: "
+        f"{output.strip()[-1000:]}; correct the image, or choose another"
     )
 
 

@@ -126,7 +126,7 @@ class _EngineResources:
                         f"cannot open a sandbox of the image {image}: {engine_message(error)}; check the "
                         "engine with `understudy doctor`, then run the same command again"
                     ) from error
-        raise AssertionError("unreachable")
+        raise AssertionError("internal error: the last pass of the loop returns a container or raises")
 
     def _start(self, spec: SandboxSpec, prepared: PreparedImage) -> str:
         with engine_errors(f"open a sandbox of the image {prepared.image}"):
@@ -205,7 +205,7 @@ class DockerSandboxes(Sandboxes):
         pull_wait_s: float = 15.0,
     ) -> None:
         if cache_level not in get_args(CacheLevel):
-            raise ConfigError(f"cache_level is {cache_level!r}; give one of {', '.join(get_args(CacheLevel))}")
+            raise ConfigError(f"cache_level: got {cache_level!r}; give one of {', '.join(get_args(CacheLevel))}")
         self._image = image
         self._cache_level: CacheLevel = cache_level
         self._clean = clean
@@ -341,11 +341,11 @@ def build_image(
     except EngineRefused as error:
         raise TaskError(
             f"{context / 'Dockerfile'}: cannot be built: the engine refused it: {engine_message(error)}; "
-            "correct the Dockerfile"
+            f"correct the Dockerfile, and try it with: docker build {context}"
         ) from error
     except (requests.Timeout, urllib3.exceptions.TimeoutError) as error:
         raise TaskError(
-            f"{context / 'Dockerfile'}: the build timed out after {timeout_s:.0f} s ; raise "
+            f"{context / 'Dockerfile'}: the build did not end within {timeout_s:.0f} s; raise "
             f"environment.build_timeout_sec in task.toml. The end of its output:\n{output}"
         ) from error
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
@@ -387,12 +387,13 @@ def export_tree(
                 ) from error
             except tarfile.TarError as error:
                 raise TaskError(
-                    f"the tree at {path} of the image {image} cannot be unpacked: {error}; build the image "
+                    f"the tree at {path} of the image {image} cannot be unpacked: {error}. Build the image "
                     "without that entry"
                 ) from error
     except EngineNotFound as error:
         raise SandboxError(
-            f"cannot export {path} from the image {image}: {error}; check that the image and the path exist"
+            f"cannot export {path} from the image {image}: {engine_message(error)}; the image or its container "
+            "was removed meanwhile: run the same command again"
         ) from error
     finally:
         remove_container(engine, container)

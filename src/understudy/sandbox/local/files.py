@@ -87,7 +87,8 @@ def read(root: int, path: str, limit: int, user: int | None) -> bytes:
         raise FileNotFoundError(errno.ENOENT, "no such file in the sandbox", path) from error
     except OSError as error:
         raise SandboxError(
-            f"cannot read {path} in the sandbox: {error.strerror}; give a file that the sandbox's user can read"
+            f"cannot read {path} in the sandbox: {error.strerror}; expected a file that the user of the sandbox "
+            "can read: make it readable (chmod), or give another path"
         ) from error
     return read_regular(descriptor, path, limit)
 
@@ -150,9 +151,10 @@ def write_first(root: int, contents: Mapping[str, bytes]) -> None:
             finally:
                 os.close(descriptor)
         except OSError as error:
+            remedy = write_remedy(error, "check this machine with `understudy doctor`")
             raise SandboxError(
-                f"cannot write /{path} in a new sandbox: {error.strerror}; check the free memory of this machine, "
-                "then run the same command again"
+                f"cannot write /{path} in a new sandbox: {error.strerror}; {remedy}, then run the same command "
+                "again"
             ) from error
 
 
@@ -166,8 +168,8 @@ def write(root: int, path: str, data: bytes, mode: int, user: int | None) -> Non
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
                 raise SandboxError(
-                    f"cannot write {path} in the sandbox: expected a regular file, or none, at this path: "
-                    "choose another"
+                    f"cannot write {path} in the sandbox: there is a special file; expected a regular file, or "
+                    "none: choose another path"
                 )
             with os.fdopen(descriptor, "wb") as file:
                 os.fchmod(descriptor, mode)
@@ -175,5 +177,6 @@ def write(root: int, path: str, data: bytes, mode: int, user: int | None) -> Non
                 file.write(data)
     except OSError as error:
         raise SandboxError(
-            f"cannot write {path} in the sandbox: {error.strerror}; give a path that the sandbox's user can write"
+            f"cannot write {path} in the sandbox: {error.strerror}; "
+            f"{write_remedy(error, 'give a path of a regular file that the user of the sandbox can write')}"
         ) from error

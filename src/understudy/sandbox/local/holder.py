@@ -250,7 +250,8 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
         if not watch.ready:
             message = watch.output[2].decode(errors="replace").strip() or "a helper program ended without output"
             raise SandboxError(
-                f"cannot set up the mounts of a sandbox: {message}; check this machine with `understudy doctor`"
+                f"cannot set up the mounts of a sandbox: {message[-1000:]}; check this machine with `understudy "
+                "doctor`"
             )
         return MountHolder(child, watch, group, depth=1 if group is None else 2)
     except BaseException as error:
@@ -260,7 +261,7 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
         if isinstance(error, TimeoutError):
             raise SandboxError(
                 f"cannot open a sandbox: its mounts were not made within {START_S:g} s; run the same command "
-                "again when the machine is less busy"
+                "again when the machine is less busy, or with fewer attempts at a time (--concurrency)"
             ) from error
         if isinstance(error, OSError):  # a process that was inspected has ended
             raise SandboxLost(

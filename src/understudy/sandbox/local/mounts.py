@@ -92,8 +92,8 @@ def check(spec: SandboxSpec) -> None:
             path = spec.tree / PurePosixPath(mount.target).relative_to(spec.workdir)
             if any(part.is_symlink() for part in (path, *path.parents)[: len(path.parts) - len(spec.tree.parts)]):
                 raise SandboxError(
-                    f"cannot mount {mount.source} at {mount.target}: a symbolic link of the tree is at or "
-                    "above this path; choose another target"
+                    f"cannot mount {mount.source} at {mount.target}: a symbolic link of the task's tree is at or "
+                    "above this path, expected none; choose another target, or remove the link from the tree"
                 )
 
 

@@ -425,8 +425,10 @@ class LocalSandboxes(Sandboxes):
             command = [*enter, sys.executable, "-I", network.__file__]
             subprocess.run(command, check=True, capture_output=True, timeout=START_S, env=CHAIN_ENV)
         except (OSError, subprocess.SubprocessError) as error:
+            output = getattr(error, "stderr", None) or b""  # what the program said, if it ended
+            problem = output.decode(errors="replace").strip()[-500:] or error
             raise SandboxError(
-                f"cannot set up the network of a sandbox: {error}; check this machine with `understudy doctor`"
+                f"cannot set up the network of a sandbox: {problem}; check this machine with `understudy doctor`"
             ) from error
 
     def _furnish(self, holder: MountHolder, spec: SandboxSpec) -> None:

@@ -100,8 +100,8 @@ class WorkerConnection:
                 await asyncio.shield(self._stream)
         except TimeoutError as error:
             raise SandboxError(
-                f"{self._name}: the worker did not respond within {START_S:g} s; check that machine, then "
-                "run the same command again"
+                f"{self._name}: the worker did not respond within {START_S:g} s; check the load and the network "
+                "of that machine, then run the same command again"
             ) from error
 
     async def ask(self, request: Request, type_: type[T], within_s: float = ANSWER_S) -> T:
@@ -116,8 +116,8 @@ class WorkerConnection:
         except TimeoutError as error:
             what = type(request).__name__
             raise SandboxLost(
-                f"{self._name}: no response to a {what} within {within_s:g} s; check that machine, then run "
-                "the same command again"
+                f"{self._name}: no response to a {what} within {within_s:g} s; check the load and the network of "
+                "that machine, then run the same command again"
             ) from error
 
     async def _ask(self, request: Request, type_: type[T]) -> T:
@@ -138,7 +138,10 @@ class WorkerConnection:
         finally:
             del self._waiting[number]
         if answer.error:
-            raise _ERRORS.get(answer.error, SandboxError)(answer.result)
+            error = _ERRORS.get(answer.error, SandboxError)
+            # "this machine" in an error of the worker is the worker's, so the error names that machine.
+            where = "" if error is FileNotFoundError else f"{self._name}: "
+            raise error(f"{where}{answer.result}")
         return msgspec.convert(answer.result, type_)
 
     async def close(self) -> None:

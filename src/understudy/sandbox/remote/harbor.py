@@ -124,6 +124,6 @@ def _options(path: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # msgspec's errors, and those of text that is not UTF-8
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"--sandbox: the file of options {path!r} cannot be read: {reason}; give the path of a file with "
-            "a JSON object, the options of harbor's environment"
+            f"--sandbox harbor: options={path}: cannot be read: {reason}; give the path of a file with a JSON "
+            "object, the options of harbor's environment"
         ) from error

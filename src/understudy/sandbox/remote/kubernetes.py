@@ -41,6 +41,7 @@ _ANNOTATION = "understudy/labels"
 _LABELS = {"app.kubernetes.io/managed-by": "understudy", "app.kubernetes.io/component": "sandbox"}
 _SELECTOR = ",".join(f"{name}={value}" for name, value in _LABELS.items())
 _OPEN = ("Pending", "Running", "Unknown")
+_TEMPLATE_ADVICE = "give the path of a file with one pod, in YAML or JSON"
 _ADVICE = (
     "check that kubectl can execute commands in pods of that namespace, and that the template's image has "
     "the same release of Understudy"
@@ -209,9 +210,11 @@ class KubernetesSandboxes(WorkerSandboxes):
             *(f"{n}={v}" for n, v in _LABELS.items()),
         )
         try:
-            template = msgspec.json.decode(await self._run(*reading))
-        except (SandboxError, msgspec.DecodeError) as error:
-            raise ConfigError(f"{path}: cannot read the pod's template: {error}; give one pod in YAML") from error
+            template = msgspec.json.decode(await self._run(*reading, advice=_TEMPLATE_ADVICE))
+        except SandboxError as error:
+            raise ConfigError(f"{path}: cannot read the pod's template: {error}") from error
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{path}: cannot read the pod's template: {error}; {_TEMPLATE_ADVICE}") from error
         containers = template.get("spec", {}).get("containers")
         if template.get("kind") != "Pod" or not containers or not all(map(_is_container, containers)):
             raise ConfigError(
@@ -248,8 +251,16 @@ class KubernetesSandboxes(WorkerSandboxes):
         with contextlib.suppress(SandboxError):
             await self._run(*_deletion(name))
 
-    async def _run(self, *arguments: str, stdin: bytes = b"", timeout_s: float = _ANSWER_S) -> bytes:
-        """Return the output of a kubectl command. Raises SandboxError, and ConfigError if there is no kubectl."""
+    async def _run(
+        self,
+        *arguments: str,
+        stdin: bytes = b"",
+        timeout_s: float = _ANSWER_S,
+        advice: str = "check kubectl's context, its permissions, and that the cluster can be reached",
+    ) -> bytes:
+        """Return the output of a kubectl command. Raises SandboxError, with `advice`, and ConfigError if there is
+        no kubectl.
+        """
         argv = (*self._kubectl, *arguments)
         try:
             completed = await run_to_completion(
@@ -266,7 +277,7 @@ class KubernetesSandboxes(WorkerSandboxes):
             problem = f"no answer within {timeout_s:g} s" if completed.timed_out else problem
             raise SandboxError(
                 f"{self._name}: `{shlex.join(('kubectl', *arguments))}` failed: {problem or completed.exit_code}; "
-                "check kubectl's context, its permissions, and that the cluster can be reached"
+                f"{advice}"
             )
         return completed.stdout
 

@@ -112,7 +112,7 @@ class WorkerSandboxes(RemoteSandboxes):
         except ValueError:
             starting_limit = 0
         if starting_limit < 1:
-            raise ConfigError(f"--sandbox {address}: got starting={starting}; give a number of at least 1")
+            raise ConfigError(f"--sandbox {address}: got starting={starting}; give a whole number of at least 1")
         self._address = address
         self._hello: messages.HelloReply | None = None
         self._starting = asyncio.Semaphore(starting_limit)
@@ -131,13 +131,13 @@ class WorkerSandboxes(RemoteSandboxes):
         Raises SandboxError if it cannot be reached, which may be so for a while only.
         """
         try:
-            return self._greet().problems
+            return [f"{self._address}: {problem}" for problem in self._greet().problems]
         except ConfigError as error:
             return [str(error)]
 
     def warnings(self) -> list[str]:
         """Return the limits that local sandboxes of the other machine cannot enforce."""
-        return self._greet().warnings
+        return [f"{self._address}: {warning}" for warning in self._greet().warnings]
 
     def host_environment(self) -> HostEnvironment | None:
         """Return what the other machine provides for tasks. Raises SandboxError, ConfigError."""
