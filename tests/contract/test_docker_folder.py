@@ -97,7 +97,7 @@ def test_what_cannot_be_built_says_why(engine: docker_engine.Engine, sandboxes: 
             f"FROM {image}\nWORKDIR /app\nRUN echo so it is && exit 3\n",
             r"Dockerfile: the build failed: .*\n?.*so it is",
         ),
-        ("b", f"FROM {image}\nWORKDIR /\n", "has no WORKDIR below /"),
+        ("b", f"FROM {image}\nWORKDIR /\n", "expected a directory below /"),
         ("c", "FRO nothing\n", "Dockerfile: cannot be built"),
     ):
         directory = folder(tmp_path / name, image, dockerfile=dockerfile)

@@ -99,7 +99,10 @@ def test_tasks_that_the_harness_cannot_grade(calc_tasks: Path, tmp_path: Path):
     }
     done = understudy("grade", "gold", "-t", calc_tasks, "-o", tmp_path / "out", "--official", env=env)
     assert done.returncode == 2
-    assert "calc-0: SWE-bench's harness grades only checks of kind suite" in done.stderr
+    assert (
+        "calc-0: its checks are of kind pytest, but SWE-bench's harness grades only those of kind suite"
+        in done.stderr
+    )
     old = fake.read_text().replace("5.0.2", "4.1.0")
     fake.write_text(old)
     done = understudy("grade", "gold", "-t", calc_tasks, "-o", tmp_path / "out", "--official", env=env)

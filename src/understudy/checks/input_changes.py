@@ -24,7 +24,7 @@ from msgspec import Struct
 from understudy.checks.twins.exposure import READERS
 from understudy.checks.twins.literals import is_literal
 from understudy.checks.twins.names import name_of
-from understudy.util.python_syntax import parse_module
+from understudy.util.python_syntax import invalid_python, parse_module
 
 _TOKEN = re.compile(r"[0-9]+|[A-Za-z]{3,}")
 _WORD = re.compile(r"[A-Za-z]{3,}")
@@ -76,7 +76,7 @@ def tokens_of(text: str) -> frozenset[str]:
         names = _names(tree, texts=False)
         _Changer(collect).visit(tree)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"invalid Python: {error}") from error
+        raise invalid_python(error) from error
     return frozenset(tokens - names)
 
 

@@ -289,13 +289,14 @@ def _run_swebench(action: str, name: str, instance: str, log: bytes) -> _ParserR
     except subprocess.TimeoutExpired as error:
         raise GraderError(
             f"the swebench package did not {_ACTIONS[action].format(name)} within {_PARSER_TIMEOUT_S} s; if the "
-            "machine is busy, grade again later with fewer at a time (--concurrency)"
+            "machine is busy, grade again later with fewer at a time (--jobs of `understudy grade`, --concurrency "
+            "of `understudy run`)"
         ) from error
     if completed.returncode:
         message = completed.stderr.decode(errors="replace").strip()[-1000:]
         raise GraderError(
-            f"swebench in {directory} failed to {action} {name!r}; expected version 5: check it with pip show "
-            f"swebench. It printed: {message}"
+            f"the swebench package in {directory} did not {_ACTIONS[action].format(name)}; expected version 5: "
+            f"install it with pip install -U 'understudy[swebench]'. It printed: {message}"
         )
     return msgspec.json.decode(completed.stdout, type=_ParserReply)
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from understudy.util.python_syntax import parse_module, unparse
+from understudy.util.python_syntax import invalid_python, parse_module, unparse
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -56,7 +56,7 @@ def outline(before: str, after: str, returns: Returns = "nothing") -> Outline:
         same = ast.dump(new) == unchanged
         source = before if same else unparse(ast.fix_missing_locations(new)) + "\n"
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"invalid Python: {error}") from error
+        raise invalid_python(error) from error
     return Outline(source, tuple(text for text in docstrings if text))
 
 

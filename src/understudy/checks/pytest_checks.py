@@ -108,8 +108,8 @@ async def run_pytest(
         probe = await sandbox.run(["python", "-P", "-s", "-c", "import pytest"], timeout_s=60, cwd="/")
         if probe.exit_code != 0:
             raise GraderError(
-                f"pytest could not be started (exit code {completed.exit_code}); install it in the task's "
-                f"environment:\n{log[-2000:]}"
+                "pytest cannot be imported by `python` in the task's environment (exit code "
+                f"{completed.exit_code}); install it there, or correct what its output says:\n{log[-2000:]}"
             )
     return PytestReport(
         outcomes,

@@ -66,7 +66,7 @@ async def run_script(
     if sandbox.locate(checks.target) != checks.target:
         raise ConfigError(
             f"a check script writes to {checks.reward_file}, which an unisolated sandbox would write on this "
-            "machine itself; run this task with --sandbox local"
+            "machine itself; run this task with --sandbox local or docker"
         )
     await sandbox.run(["mkdir", "-p", REWARDS], timeout_s=30)
     watch = _watch(sandbox, checks, options, hidden)
@@ -169,7 +169,9 @@ async def _written_reward(sandbox: Sandbox, path: str) -> float | None:
             try:
                 text = str(msgspec.json.decode(content, type=dict[str, float | int])["reward"])
             except (ValueError, KeyError, RecursionError) as error:
-                raise ValueError(f"{name}: expected a number: {error}") from error
+                raise ValueError(
+                    f'{name}: expected an object with a number as "reward", got {text[:40]!r}'
+                ) from error
         if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
             raise ValueError(f"{name}: expected a finite number, got {text[:40]!r}")
         if float(text) > 1:  # what tested code prints may stand before the script's own digits: 1 and 0.0 are 10

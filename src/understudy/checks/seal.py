@@ -61,8 +61,10 @@ async def read_hidden(sandbox: Sandbox, task: Task) -> HiddenFiles:
             try:
                 files[path] = await sandbox.read(posixpath.join(sandbox.workdir, path), limit=_FILE_BYTES)
             except FileNotFoundError as error:
-                problem = f"its test patch was applied, but {path} is not there"
-                raise GraderError(f"task {task.instance_id}: {problem}; correct the task's test patch") from error
+                raise GraderError(
+                    f"task {task.instance_id}: checks.test_patch was applied, but the file {path} that it writes "
+                    "is not there; correct checks.test_patch in the task"
+                ) from error
     return files
 
 
@@ -130,8 +132,9 @@ async def with_unchanged(sandbox: Sandbox, files: HiddenFiles, result: CheckResu
 async def _run(sandbox: Sandbox, argv: list[str], stdin: bytes) -> None:
     completed = await sandbox.run(argv, timeout_s=_TIMEOUT_S, cwd=sandbox.workdir, stdin=stdin)
     if completed.exit_code != 0:
-        message = completed.stderr[-500:].decode(errors="replace")
+        ending = f"did not end in {_TIMEOUT_S:g} s" if completed.timed_out else f"exit code {completed.exit_code}"
+        message = completed.stderr[-500:].decode(errors="replace").strip()
         raise GraderError(
-            f"the hidden files could not be written (exit code {completed.exit_code}): {message}; check in the "
-            "task's image that the sandbox's user may write in the tree, and that it has tar and rm"
+            f"the hidden files could not be written ({argv[0]}: {ending}): {message}; check in the task's image "
+            "that the sandbox's user may write in the tree, and that it has tar and rm"
         )

@@ -71,7 +71,7 @@ class _ScriptReader:
             elif script.startswith("<<", position) and not script.startswith("<<<", position):
                 match = _DELIMITER.match(script, position)
                 if match is None:
-                    raise ValueError("a here-document without a delimiter")
+                    raise ValueError(f"expected a delimiter of a here-document after character {position}")
                 here_documents.append((match[1], match[2] or match[3] or match[4]))
                 position = match.end()
             elif character in "<>":
@@ -96,7 +96,7 @@ class _ScriptReader:
             indent = "\t*" if tabs else ""
             end = re.compile(rf"^{indent}{re.escape(delimiter)}$", re.MULTILINE).search(self._script, position)
             if end is None:
-                raise ValueError("a here-document without an end")
+                raise ValueError(f"expected the line {delimiter!r}, the end of a here-document")
             position = min(end.end() + 1, len(self._script))
         return position
 

@@ -223,7 +223,11 @@ async def activated_environment(sandbox: Sandbox, checks: SuiteChecks) -> dict[s
         script = f"exec 3>&1 >/dev/null\n{commands}\nenv -0 >&3"
         completed = await sandbox.run(["bash", "-c", script], timeout_s=_ACTIVATION_S, cwd=sandbox.workdir)
         if completed.exit_code != 0:
-            ending = "did not end" if completed.timed_out else f"failed with exit code {completed.exit_code}"
+            ending = (
+                f"did not end within {_ACTIVATION_S:g} s"
+                if completed.timed_out
+                else f"failed with exit code {completed.exit_code}"
+            )
             raise SandboxError(
                 f"the commands that activate the task's environment {ending}: {output_tail(completed)[-500:]}; "
                 "correct checks.activate of the task"

@@ -114,15 +114,18 @@ async def apply_patch(sandbox: Sandbox, task: Task, patch: bytes, *, host_progra
         return f"the patch does not apply: {message}"
     if completed.exit_code == _TEST_PATCH:
         raise TaskError(
-            f"task {task.instance_id}: checks.test_patch does not apply to the task's tree: {message}; "
-            "correct one of them"
+            f"task {task.instance_id}: checks.test_patch does not apply to the task's tree; expected a unified "
+            f"diff against it: correct checks.test_patch, or the source or image. git said: {message}"
         )
     if completed.exit_code == _NO_GIT:
-        raise GraderError(f"the image {task.image} has no git, which applies patches; install git in the image")
+        raise GraderError(
+            f"task {task.instance_id}: its image {task.image} has no git, which applies patches; install git in "
+            "the image"
+        )
     if completed.exit_code != 0:
         raise GraderError(
-            f"the patch could not be applied (exit code {completed.exit_code}): {message}; check the sandbox with "
-            "`understudy doctor`"
+            f"task {task.instance_id}: the patch could not be applied: expected exit code 0, got "
+            f"{completed.exit_code}: {message}; check the sandbox with `understudy doctor`, then grade again"
         )
     expected = {path for file in changed for path in file.paths}
     leftovers = {path + suffix for path in expected for suffix in (b".orig", b".rej")}  # which `patch` leaves

@@ -28,6 +28,7 @@ from understudy.tasks.patch import NO_PATCH
 from understudy.tasks.row_formats import WORKDIR
 from understudy.types import ImageTree, SuiteChecks, Task
 from understudy.util.diffs import DiffError, parse_diff
+from understudy.util.files import write_remedy
 
 MODULE = "swebench.harness.run_evaluation"
 DATASET, PREDICTIONS = "understudy-dataset.jsonl", "understudy-predictions.jsonl"
@@ -60,7 +61,10 @@ def problems(python: str) -> list[str]:
             "'understudy[swebench]'), or name the Python of another environment in UNDERSTUDY_SWEBENCH_PYTHON"
         )
     elif int(version.split(".")[0]) < _MAJOR:
-        problems.append(f"--official needs swebench {_MAJOR} or later; {python} has {version}, upgrade it there")
+        problems.append(
+            f"--official needs swebench {_MAJOR} or later, but {python} has {version}; upgrade it there: pip "
+            "install -U 'understudy[swebench]'"
+        )
     if shutil.which("docker") is None:
         problems.append(
             "SWE-bench's harness stops its containers with the docker command, which is not installed; get it "
@@ -105,7 +109,8 @@ def run_official(
         first = _write_predictions(directory / PREDICTIONS, predictions, gradable, output, run_id, skipped)
     except OSError as error:
         raise ConfigError(
-            f"{directory}: cannot be written: {error.strerror}; make room, or choose another --output-dir"
+            f"{directory}: cannot be written: {error.strerror}; "
+            f"{write_remedy(error, 'choose another --output-dir')}"
         ) from error
     if first is None:
         reasons = "; ".join(list(skipped.values())[:3]) or "there are none"
@@ -119,15 +124,16 @@ def run_official(
     command += ["--max_workers", str(jobs), "--timeout", str(round(timeout_s))]
     if _run(command, output, env) and (code := _run(command, output, env)):
         raise GraderError(
-            f"SWE-bench's harness failed twice, the second time with exit code {code}; see its output above, "
-            "then run the same command again"
+            f"SWE-bench's harness failed twice, the second time with exit code {code}, expected 0; correct what "
+            "its output above says, then run the same command again, which keeps the reports there are"
         )
     path = output / f"{name_part(first.model)}.{name_part(run_id)}.json"
     try:
         summary = cast("dict[str, Any]", json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise GraderError(
-            f"SWE-bench's harness left no readable summary at {path}: {error}; see its output above"
+            f"SWE-bench's harness left no readable summary at {path}: {error}; correct what its output above "
+            "says, then run the same command again, which keeps the reports there are"
         ) from error
     return HarnessResult(path, summary, skipped)
 
@@ -224,7 +230,8 @@ def as_harness_row(task: Task) -> dict[str, Any]:
     where = f"task {task.instance_id}"
     if not isinstance(checks, SuiteChecks):
         raise TaskError(
-            f"{where}: SWE-bench's harness grades only checks of kind suite; grade it without --official"
+            f"{where}: its checks are of kind {checks.__struct_config__.tag}, but SWE-bench's harness grades only "
+            "those of kind suite; grade it without --official"
         )
     if task.setup_patch.strip():
         raise TaskError(
@@ -273,7 +280,8 @@ def _script(stored: str | list[str] | None, task: Task, checks: SuiteChecks, com
         files = parse_diff(checks.test_patch.encode(errors="surrogateescape"))
     except DiffError as error:
         raise TaskError(
-            f"task {task.instance_id}: test_patch is not a valid unified diff: {error}; correct it in the task"
+            f"task {task.instance_id}: checks.test_patch is not a valid unified diff: {error}; correct it in the "
+            "task"
         ) from error
     changed = [shlex.quote(os.fsdecode(file.old_path)) for file in files if file.old_path is not None]
     reset = f"git checkout {commit} {' '.join(changed)}" if changed else "echo 'No test files to reset'"

@@ -94,14 +94,18 @@ def open_predictions(name: str, tasks: Iterable[Task], wanted: Collection[str] |
         predictions = kinds[path.suffix](path, wanted)
     except OSError as error:
         raise ConfigError(
-            f"{path}: the predictions cannot be read: {error.strerror}; give a readable file"
+            f"{path}: the predictions cannot be read: {error.strerror}; correct the path, or make the file "
+            "readable (chmod)"
         ) from error
     if not predictions.rows and not predictions.rejected.count:
         if wanted is None:
-            raise ConfigError(f"{path}: has no prediction, expected at least one; give another file")
+            raise ConfigError(
+                f"{path}: has no prediction, expected at least one; give a file of objects with instance_id, "
+                "model_patch and model_name_or_path"
+            )
         raise ConfigError(
             f"{path}: has no prediction of the instances that --instance-ids selects; expected at least one: "
-            "check the ids"
+            "correct the ids, or leave the option out to grade all"
         )
     return predictions
 
@@ -183,7 +187,10 @@ class _JsonlPredictions(Predictions):
         for number, start, line in _lines(path):
             where = f"{path}:{number}"
             if line is None:
-                self.rejected.add(f"{where}: not a prediction: the line is longer than {MAX_ROW_BYTES} bytes")
+                self.rejected.add(
+                    f"{where}: not a prediction: the line is longer than {MAX_ROW_BYTES} bytes, the maximum; "
+                    "shorten its model_patch, or remove the line"
+                )
             elif line.strip():
                 self._add(line, where, start)
 
@@ -233,8 +240,8 @@ def _items(path: Path) -> Sequence[msgspec.Raw]:
         document = _decode_document(path.read_bytes())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            f"{path}: expected a JSON list of predictions or an object of them: {error}; for one prediction per "
-            f"line use a .jsonl file"
+            f"{path}: expected a JSON list of predictions or an object of them: {error}; correct it, or give one "
+            "prediction per line in a .jsonl file"
         ) from error
     return list(document.values()) if isinstance(document, dict) else document
 

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from understudy.errors import ConfigError, TaskError
 from understudy.types import KEEPS, SOLVES, PytestChecks, ScriptChecks, SuiteChecks, Task, Verdict, is_solved
-from understudy.util.files import atomic_write
+from understudy.util.files import atomic_write, write_remedy
 
 LOGS = Path("logs", "run_evaluation")
 REPORT, VERDICT = "report.json", "verdict.json"
@@ -113,8 +113,8 @@ def name_part(name: str) -> str:
     part = name.replace("/", "__")
     if not part or part.startswith(".") or not part.isprintable() or "\\" in part or len(os.fsencode(part)) > 180:
         raise TaskError(
-            f"{name[:80]!r} cannot be part of a file name; use printable characters, no backslash, not "
-            "beginning with a dot, at most 180 bytes"
+            f"{name[:80]!r} cannot be part of a file name, as ids of runs and instances and names of models are; "
+            "use printable characters, no backslash, not beginning with a dot, at most 180 bytes"
         )
     return part
 
@@ -338,5 +338,5 @@ def _write(directory: Path, files: Mapping[str, bytes]) -> None:
             atomic_write(directory / name, content, temporary=temporary)
     except OSError as error:
         path = error.filename or directory
-        problem = f"a report cannot be written: {error.strerror}; make room or choose another --output-dir"
-        raise ConfigError(f"{path}: {problem}") from error
+        remedy = write_remedy(error, "choose another --output-dir")
+        raise ConfigError(f"{path}: a report cannot be written: {error.strerror}; {remedy}") from error

@@ -382,9 +382,11 @@ async def validate(
     if gated.refused:
         raise TaskError(f"task {task.instance_id}: gold_patch is refused: {gated.refused}; correct it in the task")
     if not gated.patch:
+        dropped = ", ".join(gated.dropped)[:200]
+        problem = f"changes only files that a patch may not change ({dropped})" if dropped else "is empty"
         raise TaskError(
-            f"task {task.instance_id}: gold_patch is empty after the gate dropped forbidden changes, "
-            "expected a patch that solves the task; correct it"
+            f"task {task.instance_id}: gold_patch {problem}; expected changes of the code under test: correct it "
+            "in the task"
         )
     empty_patch = GatedPatch(b"")
     gold_grading = asyncio.create_task(_grade_gold(prepared, gated, sandboxes, environment))

@@ -213,8 +213,13 @@ class _DiffReader:
 
     def _error(self, expected: str) -> DiffError:
         at_end = self._position >= len(self._lines)
-        actual = "the end of the patch" if at_end else repr(self._peek()[:80].decode(errors="replace"))
+        actual = "the end of the patch" if at_end else _show(self._peek())
         return DiffError(f"line {self._position + 1}: {expected}, got {actual}")
+
+
+def _show(line: bytes) -> str:
+    """Return the beginning of a line or a path of a diff, quoted."""
+    return repr(line[:80].decode(errors="replace"))
 
 
 def _sides_of_header(header: tuple[bytes, ...], same: bytes | None) -> tuple[bytes | None, bytes | None]:
@@ -324,7 +329,7 @@ def reverse(patch: str) -> str:
     """
     files = parse_diff(patch.encode(errors="surrogateescape"))
     if not files:
-        raise DiffError("the patch changes no file; expected a unified diff with at least one")
+        raise DiffError("the patch changes no file; expected a unified diff of at least one")
     lines = [line for file in reversed(files) for line in _reversed_file(file)]
     return b"".join(line + b"\n" for line in lines).decode(errors="surrogateescape")
 
@@ -334,10 +339,15 @@ def _reversed_file(file: FileDiff) -> list[bytes]:
     for line in file.header:
         key = next((key for key in _HEADER_KEYS if line.startswith(key)), None)
         if key is None:
-            raise DiffError(f"a file with the line {line[:80]!r} cannot be reversed; expected a change of text")
+            raise DiffError(
+                f"the change of {_show(min(file.paths))} has the line {_show(line)}, which cannot be reversed; "
+                "expected a change of text"
+            )
         header[key] = line[len(key) :]
     if bool(file.hunks) != (b"--- " in header):
-        raise DiffError(f"invalid diff of {min(file.paths)!r}: expected hunks after --- and +++, and only there")
+        raise DiffError(
+            f"invalid diff of {_show(min(file.paths))}: expected hunks after --- and +++, and only there"
+        )
     return [*_reversed_header(header), *(line for hunk in file.hunks for line in _reversed_hunk(hunk))]
 
 
@@ -385,7 +395,7 @@ def _reversed_hunk(hunk: Hunk) -> list[bytes]:
             removed.append(b"-" + line[1:])
             last = removed
         elif sign == b"\t":
-            raise DiffError(f"expected a line of a hunk, which starts with a space, + or -, got {line[:80]!r}")
+            raise DiffError(f"expected a line of a hunk, which starts with a space, + or -, got {_show(line)}")
         else:
             lines += [*removed, *added, line or b" "]
             removed, added, last = [], [], lines

@@ -122,7 +122,7 @@ def open_lock(path: Path, remedy: str = _CACHE_REMEDY) -> int:
     except (FileExistsError, NotADirectoryError) as error:
         raise ConfigError(f"{path.parent}: is below a file or is one, expected a directory; {remedy}") from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be created: {error.strerror}; {remedy}") from error
+        raise ConfigError(f"{path}: cannot be created: {error.strerror}; {write_remedy(error, remedy)}") from error
 
 
 def lock_now(descriptor: int) -> bool:

@@ -30,6 +30,12 @@ def parse_module(source: str | bytes) -> ast.Module:
         return ast.parse(source)
 
 
+def invalid_python(error: BaseException) -> ValueError:
+    """Return the error for source that cannot be parsed, from what `parse_module` raised."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return ValueError(f"invalid Python: {error}; expected source that Python {version} parses")
+
+
 def parse_literal(text: str) -> Any:
     """Return the value of a Python literal. Raises ValueError or SyntaxError, as `ast.literal_eval`."""
     with _parse_lock:

@@ -119,9 +119,9 @@ def test_command_line_options_override_the_training_config_file(tmp_path: Path):
         ("sft = 3\n", "expected a table"),
         ("[sft\n", "invalid TOML"),
         ("[sft]\nepochs = 0\n", "epochs"),
-        ("[grpo]\nepochs = 2\n", r"no table \[sft\], expected at least one; it has: grpo"),
-        ("epochs = 2\n", r"no table \[sft\], expected at least one; it has: epochs"),
-        ("", r"no table \[sft\], expected at least one; it has: nothing"),
+        ("[grpo]\nepochs = 2\n", r"no table \[sft\], expected at least one, got grpo"),
+        ("epochs = 2\n", r"no table \[sft\], expected at least one, got epochs"),
+        ("", r"no table \[sft\], expected at least one, got nothing"),
     ],
 )
 def test_an_invalid_training_config_file_is_refused(tmp_path: Path, content: str, expected: str):

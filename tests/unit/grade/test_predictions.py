@@ -92,7 +92,7 @@ def test_many_bad_rows_are_counted_and_some_shown(tmp_path: Path):
         ("p.jsonl", "", "has no prediction, expected at least one"),
         ("p.json", "[]", "has no prediction, expected at least one"),
         ("p.json", "{", "expected a JSON list of predictions or an object"),
-        ("p.json", '{"instance_id": "a"}\n{"instance_id": "b"}', "use a .jsonl file"),
+        ("p.json", '{"instance_id": "a"}\n{"instance_id": "b"}', "one prediction per line in a .jsonl file"),
         ("p.csv", "a,b", "give a .jsonl or .json file"),
         ("p.jsonl", None, "cannot be read: No such file"),
         (

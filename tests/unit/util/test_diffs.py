@@ -123,8 +123,11 @@ def test_what_surrounds_a_diff():
         ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n\tb\n+b\n", "expected a line of a hunk|longer than its header"),
         ("--- a/x\n+++ b/x\n@@ one @@\n", "changes no file"),
         ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n+c\n", "line 6: expected a line that starts the next file"),
-        ("diff --git a/x b/x\nGIT binary patch\nliteral 1\n", "GIT binary patch' cannot be reversed"),
-        ("diff --git a/x b/y\ncopy from x\ncopy to y\n", "copy from x' cannot be reversed"),
+        (
+            "diff --git a/x b/x\nGIT binary patch\nliteral 1\n",
+            "of 'x' has the line 'GIT binary patch', which cannot be reversed",
+        ),
+        ("diff --git a/x b/y\ncopy from x\ncopy to y\n", "has the line 'copy from x', which cannot be reversed"),
         (
             "diff --git a/x b/x\nBinary files a/x and b/x differ\n",
             "line 2: expected a line that starts the next file",

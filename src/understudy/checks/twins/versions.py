@@ -60,7 +60,7 @@ from understudy.checks.twins.operands import number_operands, observe_operands
 from understudy.checks.twins.sites import IMPORT, Operation, TwinSite
 from understudy.checks.twins.source_nodes import call_of, imported_module, site_call, statement_list
 from understudy.checks.twins.unused_values import cut_unused, unpack_rows
-from understudy.util.python_syntax import parse_module, unparse
+from understudy.util.python_syntax import invalid_python, parse_module, unparse
 
 PAIR = "_pair_"
 
@@ -124,7 +124,7 @@ def write_version(
         insert_first(tree, IMPORT)
         source = unparse(ast.fix_missing_locations(tree)) + "\n"
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"invalid Python: {error}") from error
+        raise invalid_python(error) from error
     return TwinVersion(source, sites, names)
 
 

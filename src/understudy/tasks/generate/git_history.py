@@ -20,6 +20,7 @@ _FILE_MODES = (b"100644", b"100755")
 _LINK_MODE = b"120000"
 _TREE_BYTES = 512 << 20
 _TIMEOUT_S = 300
+_ADVICE = "; check the repository with git fsck"
 
 
 class Commit(Struct, frozen=True):
@@ -53,7 +54,7 @@ class History:
         try:
             self._run("rev-parse", "--verify", "HEAD^{commit}")
         except TaskError as error:
-            problem = str(error).removeprefix(f"{repository}: ")
+            problem = str(error).removeprefix(f"{repository}: ").removesuffix(_ADVICE)
             raise ConfigError(
                 f"{repository}: is not a git repository, or has no commit; give the path of a repository with "
                 f"commits ({problem})"
@@ -193,9 +194,7 @@ class History:
             ) from error
         if done.returncode:
             message = done.stderr.decode(errors="replace").strip()[:500]
-            raise TaskError(
-                f"{self._repository}: git {arguments[0]} failed: {message}; check the repository with git fsck"
-            )
+            raise TaskError(f"{self._repository}: git {arguments[0]} failed: {message}{_ADVICE}")
         return done.stdout
 
 
