@@ -44,8 +44,8 @@ def environment_for(sandboxes: Sandboxes, cache: Path) -> TaskEnvironment:
 
     Raises ConfigError when it cannot be created, SandboxError when a remote machine does not respond.
     """
-    if (other := sandboxes.host_environment()) is not None:
-        return TaskEnvironment(other.mounts, other.path_prefixes, other.env)
+    if (host := sandboxes.host_environment()) is not None:
+        return TaskEnvironment(host.mounts, host.path_prefixes, host.env)
     return python_environment(cache) if sandboxes.host_programs else TaskEnvironment()
 
 

@@ -274,9 +274,7 @@ def _write(files: dict[str, str], into: Path) -> None:
                 "character from the task"
             ) from error
         except OSError as error:
-            remedy = write_remedy(
-                error, "give it a shorter name, which no other file of the task has as a directory"
-            )
+            remedy = write_remedy(error, "expected short names, none of which is also a directory: rename it")
             raise TaskError(f"files: {name[:200]!r} cannot be written: {error.strerror}; {remedy}") from error
 
 

@@ -477,16 +477,16 @@ def unpack_tar(tar: tarfile.TarFile, into: Path) -> None:
             target.symlink_to(member.linkname)
             links.add(path)
         elif member.islnk():
-            other = PurePosixPath(*PurePosixPath(member.linkname).parts[1:])
-            if ".." in other.parts or any(parent in links for parent in other.parents):
+            link_target = PurePosixPath(*PurePosixPath(member.linkname).parts[1:])
+            if ".." in link_target.parts or any(parent in links for parent in link_target.parents):
                 raise tarfile.TarError(
                     f"{member.name!r} is a link that points outside of the tree; expected a target in it"
                 )
-            if other in links:
-                target.symlink_to((into / other).readlink())
+            if link_target in links:
+                target.symlink_to((into / link_target).readlink())
                 links.add(path)
-            elif (into / other).is_file():
-                shutil.copy2(into / other, target)
+            elif (into / link_target).is_file():
+                shutil.copy2(into / link_target, target)
         elif member.isreg() and (content := tar.extractfile(member)) is not None:
             with content, target.open("xb") as file:
                 shutil.copyfileobj(content, file, 1 << 18)

@@ -145,9 +145,9 @@ def write_first(root: int, contents: Mapping[str, bytes]) -> None:
                 descriptor = os.open(path, flags, 0o644, dir_fd=root)
             try:
                 os.fchmod(descriptor, 0o644)
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
+                unwritten = memoryview(data)
+                while unwritten:
+                    unwritten = unwritten[os.write(descriptor, unwritten) :]
             finally:
                 os.close(descriptor)
         except OSError as error:

@@ -414,7 +414,7 @@ def _defined(
         visited.add(candidate)
         if len(candidate) == 2:
             above = [(base, candidate[1]) for base in bases.get(candidate[0], ())]
-            todo += [other for other in above if other not in visited]
+            todo += [inherited for inherited in above if inherited not in visited]
     return []
 
 
