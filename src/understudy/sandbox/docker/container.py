@@ -405,7 +405,10 @@ class DockerSandbox(IsolatedSandbox):
             return await self._engine.do(what, call, *args, **options)
         except EngineNotFound as error:
             self._check_open()
-            raise SandboxLost(f"cannot {what}: the sandbox's container is gone; open a new one") from error
+            raise SandboxLost(
+                f"cannot {what}: the sandbox's container is gone, it was removed from outside; run the same "
+                "command again, which opens a new sandbox"
+            ) from error
 
     async def _is_up(self) -> bool:
         with contextlib.suppress(SandboxError):
@@ -440,7 +443,8 @@ class DockerSandbox(IsolatedSandbox):
         self._running = bool(state["Running"])
         if not self._spec.as_root and not state.get("OOMKilled"):
             raise SandboxLost(
-                "the sandbox's container was stopped or killed from outside while a command ran; retry"
+                "the sandbox's container was stopped or killed from outside while a command ran; check who did "
+                "(docker events, dmesg), then run the same command again"
             )
 
     async def _ensure_running(self) -> None:
