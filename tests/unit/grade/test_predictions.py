@@ -163,7 +163,8 @@ def test_a_row_over_the_size_limit_is_skipped(tmp_path: Path):
     predictions = open_predictions(str(path), ())
     assert list(predictions.rows) == ["a", "b"]
     assert predictions.rejected.messages == [
-        f"{path}:2: not a prediction: the line is longer than {MAX_ROW_BYTES} bytes"
+        f"{path}:2: not a prediction: the line is longer than {MAX_ROW_BYTES} bytes, the maximum; shorten its "
+        "model_patch, or remove the line"
     ]
     assert predictions.patch(predictions.rows["b"]).data == PATCH.encode()
 
