@@ -286,7 +286,9 @@ def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
     except tomllib.TOMLDecodeError as error:
         raise TaskError(f"{path}: invalid TOML: {error}; correct it at this place") from error
     except msgspec.ValidationError as error:
-        raise TaskError(f"{path}: {describe_invalid(error, content)}; correct this key") from error
+        raise TaskError(
+            f"{path}: {describe_invalid(error, content, _FolderSettings)}; correct this key"
+        ) from error
     environment = settings.environment
     mode = settings.verifier.environment_mode
     refusals = {

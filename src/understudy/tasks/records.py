@@ -145,7 +145,7 @@ def record(data: object, where: str, base: Path) -> Task:
         task = msgspec.convert(data, Task)
     except (msgspec.ValidationError, RecursionError) as error:
         problem = _unknown_key(data, msgspec.inspect.type_info(Task))
-        problem = problem or f"{describe_invalid(error, data)}; correct this key"
+        problem = problem or f"{describe_invalid(error, data, Task)}; correct this key"
         raise TaskError(f"{where}: invalid task record: {problem}") from error
     check(task, where)
     checks, source = task.checks, task.source

@@ -134,7 +134,10 @@ def test_task_files_written_by_a_run_load_with_their_remembered_directories(
             raw(checks={"kind": "pytest", "files": {"a": 1}, "fail_to_pass": ["x"]}),
             r"checks\.files\[\.\.\.\]: expected `str`, got `int`",
         ),
-        (raw(checks={"kind": "other"}), r"checks\.kind: invalid value 'other'"),
+        (
+            raw(checks={"kind": "other"}),
+            r"checks\.kind: invalid value 'other', expected one of pytest, script, suite;",
+        ),
         (
             raw(source={"kind": "sdist", "name": "a", "version": "1", "sha256": "ab"}),
             "source.sha256: got .*, expected",
