@@ -400,4 +400,4 @@ def test_without_the_extra_it_is_said_what_to_install() -> None:
         "except ConfigError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "install it with `pip install 'understudy[otel]'`" in done.stdout
+    assert "install it: pip install 'understudy[otel]'" in done.stdout
