@@ -256,11 +256,11 @@ async def test_when_all_of_a_wave_is_refused_the_next_takes_others(
     assert summary.steps == 3
     assert state_of(order).steps[-1].tasks == ("calc-2",)
     dump(broken[:1], tmp_path / "train.jsonl")
-    with pytest.raises(TaskError, match=r"no task passed validation, [^:]*:\n  calc-0: "):
+    with pytest.raises(TaskError, match=r"none of the --tasks passed validation, [^:]*:\n  calc-0: "):
         await run(replace(order, steps=1, root=str(tmp_path / "other")))
     dump([calc_task(3)], tmp_path / "train.jsonl")
     dump(broken[:1], tmp_path / "eval.jsonl")
-    with pytest.raises(TaskError, match="none of the held-out tasks passed"):
+    with pytest.raises(TaskError, match="none of the --eval-tasks passed"):
         await run(replace(order, steps=1, root=str(tmp_path / "third")))
 
 

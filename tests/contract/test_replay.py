@@ -194,7 +194,7 @@ async def test_an_ask_under_way_at_a_kill_counts_and_is_not_sent_again_by_itself
             store.asks.add(
                 replace(ask, id="0" * 32, status="failed", reserved_usd=0.5, cost_usd=0.0, call_id=None)
             ).result()
-            with pytest.raises(ConfigError, match="give a positive number of US dollars"):
+            with pytest.raises(ConfigError, match="expected more than 0 and less than"):
                 work_on(store, file, max_cost_usd=0.0)
             summary = await work_on(store, file, max_cost_usd=0.5).run()
             assert summary.teachers["gpt"].unaffordable == 1, "half a dollar may have been spent"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -50,6 +51,14 @@ def test_a_run_is_shown_with_its_queue_its_workers_and_its_faults(store: Store) 
     assert [each.queue.run_id for each in store_status(store, "other").runs] == ["other"]
     with pytest.raises(ConfigError, match="has no run 'none' with rollouts; give one of: run, other"):
         store_status(store, "none")
+
+
+def test_an_empty_store_has_no_run_to_choose_from(tmp_path: Path):
+    with (
+        Store.open(tmp_path / "s") as store,
+        pytest.raises(ConfigError, match="has no run 'x' with rollouts; it has none at all yet"),
+    ):
+        store_status(store, "x")
 
 
 def test_the_command_shows_it_and_changes_nothing(store: Store, location: StoreLocation) -> None:

@@ -151,4 +151,7 @@ async def test_teachers_are_asked_about_the_sessions_in_a_database(
 def test_a_directory_is_no_database(tmp_path: Path) -> None:
     done = understudy("gateway", "issue", "me", "--store", "runs/one", cwd=tmp_path)
     assert done.returncode == 2
-    assert "--store: expected the URL of a database, postgresql://USER@HOST/NAME, got 'runs/one'" in done.stderr
+    assert (
+        "--store: 'runs/one' is not the URL of a database; give one such as postgresql://USER@HOST/NAME"
+        in done.stderr
+    )

@@ -165,7 +165,9 @@ async def test_a_dry_run_estimates_and_sends_nothing(
         monkeypatch.delenv("NO_SUCH_KEY", raising=False)
         keyless = table("gpt", gpt, family="gpt", price=PRICE, api_key_env="NO_SUCH_KEY")
         other = str(teachers_of(tmp_path / "data", keyless))
-        with pytest.raises(ConfigError, match="gpt: missing API key: the environment variable NO_SUCH_KEY"):
+        with pytest.raises(
+            ConfigError, match=r"--teachers: teachers\.gpt: missing API key: the environment variable NO_SUCH_KEY"
+        ):
             app(["replay", directory, "-t", other, "--dry-run"], standalone_mode=False)
         assert not gpt.headers and not qwen.headers, "nobody was contacted"
         code, out, err = await replay(tmp_path, directory, "-t", file, "--where", "family = 'gpt'")
@@ -185,8 +187,8 @@ async def test_a_dry_run_estimates_and_sends_nothing(
         (["s", "-t", "good.toml", "--judge", "nobody"], "unknown teacher 'nobody'"),
         (["s", "-t", "good.toml", "--where", "nonsense ="], "cannot select states"),
         (["s", "-t", "good.toml", "--max-cost", "1"], "price of one"),
-        (["s", "-t", "free.toml", "--max-cost", "-1"], "give a positive number of US dollars"),
-        (["s", "-t", "free.toml", "--max-cost", "nan"], "give a positive number of US dollars"),
+        (["s", "-t", "free.toml", "--max-cost", "-1"], "expected more than 0 and less than"),
+        (["s", "-t", "free.toml", "--max-cost", "nan"], "expected more than 0 and less than"),
         (["s", "-t", "good.toml", "--name", "a/b"], "--name"),
         (["s", "-t", "free.toml"], "the environment variable NO_SUCH_KEY_HERE is not set"),
     ],

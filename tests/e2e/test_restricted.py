@@ -235,7 +235,7 @@ def test_a_directory_without_skills_is_refused(missing: str, calc_tasks: Path, t
     options = ("--skills", tmp_path / missing)
     done = understudy("run", "--policy", "idle", "--tasks", calc_tasks, "-o", tmp_path / "out", *options)
     assert done.returncode == 2, done.stderr
-    assert "no skills found, expected a directory with NAME/SKILL.md" in done.stderr
+    assert "has no skills, expected a directory with a file NAME/SKILL.md for each" in done.stderr
 
 
 @pytest.mark.parametrize("content", [None, "[]", "{"])

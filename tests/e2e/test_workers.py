@@ -97,7 +97,7 @@ def test_a_worker_whose_attempts_fail_in_a_row_rests_and_who_waits_is_told_why(
         # Nothing can be claimed during the rest, but the worker is not done.
         with worker(location, "-j", "1", "--stop-when-idle") as lonely:
             output = said_until(lonely, "rests for 30 s, then one rollout is tried: 4 attempts in a row failed at")
-            assert "at the agent: the command ended with exit code -9" in output
+            assert "at the agent: --agent-command ended with exit code -9" in output
             said_until(waiting, "no worker takes it: ")
             with Store.open(location) as store:
                 (run,) = store.runs.all()

@@ -92,7 +92,8 @@ class AcpConnection:
                 if error := message.get("error"):
                     details = json.dumps(error["data"]) if error.get("data") else ""
                     text = f"{error.get('message', 'error')} {details}".strip()
-                    future.set_exception(AcpError(text, error.get("code", 0)))
+                    refusal = f"its response to {self.method} is an error: {text[:1000]}"
+                    future.set_exception(AcpError(refusal, error.get("code", 0)))
                 else:
                     future.set_result(message.get("result"))
         elif "id" in message:

@@ -118,10 +118,12 @@ class ShellAgent:
         )
         logs = {"stdout.txt": completed.stdout, "stderr.txt": completed.stderr}
         if completed.timed_out:
-            return AgentResult(outcome="timeout", exit_code=None, logs=logs)
+            message = f"stopped after {completed.duration_s:.0f} s"
+            return AgentResult(outcome="timeout", exit_code=None, message=message, logs=logs)
         if completed.exit_code != 0:
             tail = completed.stderr.decode(errors="replace").strip()[-500:]
-            message = f"the command ended with exit code {completed.exit_code}: {tail}"
+            message = f"--agent-command ended with exit code {completed.exit_code}, expected 0; stderr ends: "
+            message += tail or "(it is empty)"
             return AgentResult(outcome="crashed", exit_code=completed.exit_code, message=message, logs=logs)
         return AgentResult(outcome="completed", exit_code=0, logs=logs)
 

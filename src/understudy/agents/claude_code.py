@@ -167,7 +167,8 @@ class ClaudeCode:
             open_file_limit.isascii() and open_file_limit.isdigit() and int(open_file_limit)
         ):
             raise ConfigError(
-                f"--open-file-limit: expected a number of files, at least 1, got {open_file_limit!r}; give one"
+                f"--open-file-limit: expected a number of files, at least 1, got {open_file_limit!r}; give such a "
+                "number, or leave it out"
             )
         self._by_sdk = run_method == "python"
         names = _tool_names(tools) if tools else ()
@@ -314,7 +315,11 @@ def _permission_mode(settings: str) -> str:
     try:
         return msgspec.json.decode(settings, type=_Settings).permissions.defaultMode
     except msgspec.ValidationError as error:
-        raise ConfigError(f"--settings: invalid permissions: {error}; see Claude Code's documentation") from error
+        raise ConfigError(
+            f"--settings: invalid permissions: {error}; correct them: expected "
+            '{"permissions": {"defaultMode": "MODE", "allow": ["RULE"], "ask": ["RULE"], "deny": ["RULE"]}}, each '
+            "key optional"
+        ) from error
 
 
 def _require_mcp_servers(events: Iterable[_StreamEvent], debug_log: bytes) -> None:
@@ -325,7 +330,7 @@ def _require_mcp_servers(events: Iterable[_StreamEvent], debug_log: bytes) -> No
         reasons = [line.partition("[ERROR] ")[2] for line in lines if "[ERROR]" in line and "MCP server" in line]
         raise AgentError(
             f"--mcp-config: MCP servers that did not start: {', '.join(sorted(failed))}; expected programs of the "
-            "sandbox that work without network: correct them. Claude Code says: "
+            "sandbox that work without network: correct their commands in that file. Claude Code says: "
             f"{'; '.join(reasons)[:500] or 'nothing'}"
         )
 

@@ -148,7 +148,9 @@ def _npm_install(package: AgentPackage, root: Path) -> None:
         errors = [line for line in done.stderr.splitlines() if not line.startswith("npm warn")]
         advice = "check the network connection"
         if any(code in done.stderr for code in _MISSING_VERSION_CODES):
-            advice = "give a version that npm has (npm view NAME versions)"
+            npm_name = next(iter(manifest["dependencies"]))
+            advice = "check npm's setting of its registry" if package.pinned else "give a version that npm has"
+            advice += f" (npm view {npm_name} versions)"
         raise ConfigError(
             f"npm could not download {package.title} {package.version} (exit code {done.returncode}); {advice}. "
             "npm printed:\n" + "\n".join(errors[:8])

@@ -20,5 +20,5 @@ def make_agent(name: str, options: Mapping[str, str]) -> Agent:
         )
     if kind not in (names := plugins.names("agents")):
         choices = (f"{AcpAgent.name}:COMMAND" if name == AcpAgent.name else name for name in names)
-        raise ConfigError(f"unknown agent {name!r}; give one of: {', '.join(choices)}")
+        raise ConfigError(f"--agent: unknown agent {name[:100]!r}; give one of: {', '.join(choices)}")
     return plugins.load("agents", kind)(**options, **({"command": command} if separator else {}))

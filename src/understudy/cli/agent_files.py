@@ -27,7 +27,8 @@ def _json_of(flag: str, path: Path) -> str:
         value = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError, UnicodeError) as error:
         raise ConfigError(
-            f"{flag} {path}: cannot read a JSON object from this file: {error}; check the path and the syntax"
+            f"{flag} {path}: cannot be read as a file with one JSON object: {error}; check the path, or correct "
+            "the JSON"
         ) from error
     return msgspec.json.encode(value).decode()
 
@@ -39,7 +40,8 @@ def _skills_of(path: Path) -> str:
     """
     if not path.is_dir() or not any(path.glob("*/SKILL.md")):
         raise ConfigError(
-            f"--skills {path}: no skills found, expected a directory with NAME/SKILL.md; check the path"
+            f"--skills {path}: has no skills, expected a directory with a file NAME/SKILL.md for each; check the "
+            "path"
         )
     import tarfile
 
@@ -56,8 +58,8 @@ def _skills_of(path: Path) -> str:
             tar.addfile(member, io.BytesIO(content))
             if archive.tell() > _SKILLS_LIMIT:
                 raise ConfigError(
-                    f"--skills {path}: more than {_SKILLS_LIMIT >> 20} MiB, too much to store with a run; leave "
-                    "out large files"
+                    f"--skills {path}: its files, up to {member.name}, have more than {_SKILLS_LIMIT >> 20} MiB, "
+                    "too much to store with a run; remove large ones"
                 )
     return b64encode(archive.getvalue()).decode()
 

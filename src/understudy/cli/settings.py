@@ -52,9 +52,11 @@ def gateway_config(settings: BackendSettings, *, backend: str | None) -> Gateway
                 )
             return parse_config(gateway_values, settings.config)
     if backend is None:
-        raise ConfigError(f"missing backend; give one of {', '.join(BACKENDS)}, or --config FILE")
+        raise ConfigError(
+            f"missing backend, the kind of the model's server; give one of {', '.join(BACKENDS)}, or --config FILE"
+        )
     if backend not in BACKENDS:
-        raise ConfigError(f"unknown backend {backend!r}; give one of {', '.join(BACKENDS)}")
+        raise ConfigError(f"unknown backend {backend[:100]!r}; give one of {', '.join(BACKENDS)}")
     if backend == "embedded" and not urls:
         if high or low:
             raise ConfigError(
@@ -256,7 +258,7 @@ class ModelSettings(BackendSettings, frozen=True, kw_only=True):
         for text in self.policy_arg:
             key, equals, value = text.partition("=")
             if not equals or not key:
-                raise ConfigError(f"--policy-arg: invalid value {text!r}; give KEY=VALUE, such as p=0.5")
+                raise ConfigError(f"--policy-arg: invalid value {text[:200]!r}; give KEY=VALUE, such as p=0.5")
             arguments[key] = value
         return arguments
 
@@ -384,8 +386,11 @@ class AgentRunSettings(Struct, frozen=True, kw_only=True):
                 continue
             flag = f"--{name.replace('_', '-')}"
             if isinstance(value, str) and (not value.strip() or "\0" in value):
-                problem = "a NUL character, which no program can be given" if value.strip() else "an empty text"
-                raise ConfigError(f"{flag}: got {problem}; correct it, or leave out {flag} for the agent's own")
+                problem = "a text with a NUL character" if value.strip() else "an empty text"
+                raise ConfigError(
+                    f"{flag}: got {problem}, expected one that is not empty and has no NUL; correct it, or leave "
+                    "the option out for the agent's own value"
+                )
             if agent in _OWN_AGENTS and agent not in owners:
                 raise ConfigError(
                     f"{flag}: unsupported by --agent {agent}, expected --agent {' or '.join(owners)}; leave it out"
@@ -445,6 +450,14 @@ class SandboxSettings(Struct, frozen=True, kw_only=True):
         """Return the given options of sandboxes that run container images."""
         options = {name: getattr(self, name) for name in ("image", "cache_level", "clean", "force_rebuild")}
         return {name: value for name, value in options.items() if value}
+
+
+def unknown_task(id: str, tasks: TaskSettings) -> str:
+    """Return what is wrong with one of the --instance-ids that no task has."""
+    return (
+        f"--instance-ids: there is no task {id[:200]!r} in {', '.join(tasks.tasks)}, expected the instance_id of "
+        "a row, or the name of a task's folder"
+    )
 
 
 def roles_of(names: str | None, usual: tuple[Role, ...]) -> tuple[Role, ...]:

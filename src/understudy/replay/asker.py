@@ -28,6 +28,7 @@ from understudy.store.asks import AskRepository, AskStatus, StoredAsk
 from understudy.types import Call, ErrorInfo
 from understudy.wire.errors import ContextOverflow, InvalidRequest
 
+_MOST_USD = 1e9
 UNITS = 1_000_000_000
 """Amounts are integers of a billionth of a dollar, rounded up, so that adding them is exact."""
 
@@ -52,8 +53,11 @@ class CostBudget:
     """
 
     def __init__(self, limit_usd: float | None, before: float = 0.0) -> None:
-        if limit_usd is not None and not 0 < limit_usd < 1e9:
-            raise ConfigError(f"--max-cost is {limit_usd}; give a positive number of US dollars")
+        if limit_usd is not None and not 0 < limit_usd < _MOST_USD:
+            raise ConfigError(
+                f"--max-cost is {limit_usd}; expected more than 0 and less than {_MOST_USD:,.0f} US dollars: give "
+                "such a number, or leave it out"
+            )
         self.limit = None if limit_usd is None else math.floor(round(limit_usd * UNITS, 3))
         self.spent = to_units(before)
         self.held = 0

@@ -17,7 +17,7 @@ from understudy.gateway.config import GatewayConfig, ModelsConfig
 from understudy.gateway.factory import open_gateway
 from understudy.gateway.keys import digest_of, new_key
 from understudy.gateway.session import GatewaySession
-from understudy.replay.teachers import Teacher
+from understudy.replay.teachers import JUDGE, Teacher
 from understudy.store import Store
 from understudy.types import Call
 
@@ -131,7 +131,8 @@ class TeacherConnection:
                     status = response.status
             except aiohttp.ClientError as error:
                 raise GatewayError(
-                    f"the replay's own gateway at {self._url} does not respond: {error}; run the command again"
+                    f"the replay's own gateway at {self._url}, on this machine, does not respond: {error}; run "
+                    "the same command again, which keeps the answers so far"
                 ) from error
         if self._calls.fault is not None:
             raise self._calls.fault
@@ -151,7 +152,8 @@ async def connect(teacher: Teacher, keys: AskKeys, calls: AskCalls) -> AsyncGene
         try:
             gateway = await stack.enter_async_context(open_gateway(config, calls, lambda _: keys))
         except ConfigError as error:
-            raise ConfigError(str(error).replace("models.high", teacher.name, 1)) from error
+            table = JUDGE if teacher.name == JUDGE else f"teachers.{teacher.name}"
+            raise ConfigError("--teachers: " + str(error).replace("models.high", table, 1)) from error
         url = await gateway.gateway.start_tcp("127.0.0.1", 0)
         unbounded = aiohttp.ClientTimeout(total=None)
         client = await stack.enter_async_context(

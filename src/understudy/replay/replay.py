@@ -177,9 +177,9 @@ class Replay:
                 )
         if (before := _last_options(store, options.name).get("redacted", options.redacted)) != options.redacted:
             raise ConfigError(
-                f"the replay {options.name!r} was {('redacted' if before else '--unredacted')} before, "
-                "and its judge sees the earlier answers; continue it the same way, or start another "
-                "replay with --name"
+                f"the replay {options.name!r} was {'redacted' if before else '--unredacted'} before, and its "
+                f"judge sees the earlier answers; {'leave out' if before else 'give'} --unredacted to continue "
+                "it, or start another replay with --name"
             )
         self.progress = AskProgress()
         self._store = store

@@ -22,6 +22,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 JUDGE = "judge"
 """The name of the judge that has a table of its own."""
 
+_MOST_USD_PER_MILLION = 1e6
 _Above0 = Annotated[int, Meta(ge=1)]
 _NAME = re.compile(r"[\w.+-]{1,80}")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`")
@@ -109,12 +110,19 @@ def read_teachers(path: Path) -> Teachers:
         data = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}: {error.strerror or error}; give a TOML file of teachers"
+            f"--teachers {path}: cannot be read: {error.strerror or error}; give a TOML file with a table "
+            "[teachers.NAME] for each model to ask"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}; correct it") from error
+        raise ConfigError(
+            f"--teachers: {path} is not valid TOML: {error}; correct it there: expected UTF-8 text with a table "
+            "[teachers.NAME] for each model to ask"
+        ) from error
     if unknown := sorted(data.keys() - {"teachers", JUDGE}):
-        raise ConfigError(f"{path}: {unknown[0]}: unknown key; give [teachers.NAME] and [{JUDGE}]")
+        raise ConfigError(
+            f"{path}: {unknown[0]}: unknown key; expected tables [teachers.NAME] and [{JUDGE}] only: move what "
+            "belongs to a teacher into its table, and remove the rest"
+        )
     tables = data.get("teachers")
     if not isinstance(tables, dict) or not tables:
         raise ConfigError(
@@ -140,7 +148,7 @@ def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
     try:
         config = msgspec.convert(table, TeacherConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_located(key, str(error))}; correct this key") from error
+        raise ConfigError(f"{path}: {_located(key, str(error), table)}; correct this key") from error
     if not config.model.strip():
         raise ConfigError(f"{path}: {key}.model is empty; give the model's name at its server")
     family = config.family.strip().lower() if config.family is not None else model_family(config.model)
@@ -150,18 +158,26 @@ def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
     except ConfigError as error:
         raise ConfigError(f"{path}: {key}.{str(error).removeprefix(_GATEWAY_KEY_PREFIX)}") from error
     for field_, price in msgspec.to_builtins(teacher.price or {}).items():
-        if price is not None and not 0 <= price < 1e6:
-            raise ConfigError(f"{path}: {key}.price.{field_}: invalid price {price}; give US dollars, 0 or more")
+        if price is not None and not 0 <= price < _MOST_USD_PER_MILLION:
+            raise ConfigError(
+                f"{path}: {key}.price.{field_}: invalid price {price}; expected US dollars per million tokens, at "
+                f"least 0 and below {_MOST_USD_PER_MILLION:,.0f}: correct it"
+            )
     return teacher
 
 
-def _located(key: str, message: str) -> str:
-    """Return a validation error as "key: what was expected"."""
+def _located(key: str, message: str, table: Any) -> str:
+    """Return a validation error of a table as "key: what was expected, and what it is"."""
     text, _, key_path = message.partition(" - at `$")
+    value = table
+    for part in key_path.strip(".`").split(".") if key_path else ():
+        value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None
     key_path = key + key_path.rstrip("`")
     if unknown := _UNKNOWN_FIELD.fullmatch(text):
         struct = Price if key_path.endswith("price") else TeacherConfig
         return f"{key_path}.{unknown[1]}: unknown key; expected one of {', '.join(struct.__struct_fields__)}"
     if key_path.endswith(".backend"):
         text += f"; expected one of {', '.join(KINDS)}"
+    elif value is not None and not isinstance(value, dict):
+        text += f" (it is {repr(value)[:100]})"
     return f"{key_path}: {text}"

@@ -27,7 +27,8 @@ def draw(figures: ReportFigures, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError(
-            "drawing a picture needs matplotlib; install it: pip install 'understudy[train]'"
+            "--png: the picture is drawn by the package matplotlib, which is not installed; install it with: pip "
+            "install 'understudy[train]', or leave out --png"
         ) from error
     main, small = _chosen(figures)
     tall = 7.6 if small else 5.2
@@ -68,7 +69,8 @@ def draw(figures: ReportFigures, path: Path) -> None:
             drawn.savefig(fresh, format="png")
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be written: {error.strerror or error}; choose another --output"
+            f"--png: {path} cannot be written: {error.strerror or error}; choose an --output in another "
+            "directory, beside which the picture is written, or leave out --png"
         ) from error
 
 

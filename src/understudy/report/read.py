@@ -300,8 +300,8 @@ def read_figures(directories: Sequence[StoreLocation], labels: Sequence[str] = (
         for directory in directories:
             if is_loop(directory):
                 raise ConfigError(
-                    f"{directory} is a loop, and a loop cannot be compared with other runs; give the directories "
-                    "of its evaluations"
+                    f"{directory} is a loop, and a loop cannot be compared with other runs; give it alone, or the "
+                    f"directories of its evaluations, which are in {directory}/evaluations"
                 )
         return _of_runs(directories, labels or _names(directories))
     if isinstance(first, StoreUrl) or (not is_loop(first) and (first / "store.db").is_file()):

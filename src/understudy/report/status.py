@@ -32,6 +32,10 @@ class RunStatus(Struct, frozen=True, kw_only=True):
     phases: dict[str, PhaseSeconds]
 
 
+_MOST_RUNS = 20
+"""How many runs, the newest ones, an error lists."""
+
+
 class StoreStatus(Struct, frozen=True):
     """Runs, the oldest first, and the worker processes, including some that were lost recently."""
 
@@ -48,8 +52,9 @@ def store_status(store: Store, run_id: str | None = None) -> StoreStatus:
     if run_id is not None:
         chosen = [queue for queue in queues if queue.run_id == run_id]
         if not chosen:
-            names = ", ".join(queue.run_id for queue in queues) or "none"
-            raise ConfigError(f"{store.location} has no run {run_id!r} with rollouts; give one of: {names}")
+            names = ", ".join(queue.run_id for queue in queues[-_MOST_RUNS:])
+            remedy = f"give one of: {names}" if names else "it has none at all yet: name another store with --dir"
+            raise ConfigError(f"--run: {store.location} has no run {run_id[:200]!r} with rollouts; {remedy}")
     else:
         chosen = [queue for queue in queues if queue.is_open] or queues[-1:]
     return StoreStatus(str(store.location), [_status(store, queue) for queue in chosen], store.leases.workers())

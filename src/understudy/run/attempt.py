@@ -298,8 +298,9 @@ def _error_of_agent(
         )
         how = "stopped" if result.outcome == "timeout" else f"ended with exit code {result.exit_code}"
         return AgentError(
-            f"{agent.name} {how} without a single model call, expected at least one; correct what its log "
-            f"says: {log_tail[-500:] or 'nothing'}"
+            f"{agent.name} {how} without a single model call, expected at least one; check its command and "
+            f"settings, and that it needs no login. Its log, which `understudy view` shows, ends: "
+            f"{log_tail[-500:] or '(it is empty)'}"
         )
     if result.outcome != "crashed" and session is not None and session.unanswered:
         if result.outcome == "timeout":
@@ -318,6 +319,9 @@ def _error_of_agent(
     last = calls[-1] if calls else None
     if last is not None and last.error is not None and last.error.boundary in _ERRORS_BY_BOUNDARY:
         return _ERRORS_BY_BOUNDARY[last.error.boundary](
-            f"{last.error.message} (the agent then said: {result.message})"
+            f"{last.error.message} (then the agent ended: {result.message})"
         )
-    return AgentError(result.message, had_answers=any(call.status == "ok" for call in calls))
+    return AgentError(
+        f"{result.message}; for more, read the attempt's logs, which `understudy view` shows",
+        had_answers=any(call.status == "ok" for call in calls),
+    )

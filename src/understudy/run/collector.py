@@ -13,6 +13,7 @@ from msgspec import UNSET, Struct, field
 
 from understudy.errors import ConfigError
 from understudy.gateway.config import (
+    OWN_SERVERS,
     BackendKind,
     GatewayConfig,
     ModelConfig,
@@ -334,7 +335,8 @@ def _gateway_config(server: TrainedModelServer, settings: RolloutSettings) -> Ga
         kind = msgspec.convert(server.backend, BackendKind)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"backend: invalid value {server.backend!r}: {error}; give embedded, vllm or sglang"
+            f"backend: unsupported kind of server {server.backend[:80]!r}; give one of "
+            f"{', '.join(sorted(OWN_SERVERS))}"
         ) from error
     model = ModelConfig(
         backend=kind,

@@ -83,8 +83,8 @@ def _add(store: Store, run_id: str, tried: dict[str, TriedTask], directory: Path
         before = tried.get(name) or TriedTask(task, 0, 0)
         if before.task != task:
             raise TaskError(
-                f"{directory}: its task {name} differs from the task of the same id in another run; give only "
-                "runs of the same tasks"
+                f"{directory}: its task {name} differs from the task of the same id in another of these runs, so "
+                "solve rates cannot be added up; give only runs of the same task file"
             )
         ended = counts.get(name)
         solved, graded = (0, 0) if ended is None else (ended.solved, ended.graded)

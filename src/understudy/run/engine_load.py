@@ -188,6 +188,7 @@ async def _read_load(session: aiohttp.ClientSession, url: str) -> EngineLoad:
         ) from error
     if load is None:
         raise ConfigError(
-            f"{url}: has no known metrics of load; use vLLM, or SGLang started with --enable-metrics"
+            f"{url}: has no known metrics of load, by which --max-concurrency adapts the number of agents; use "
+            "vLLM, or SGLang started with --enable-metrics, or leave out --max-concurrency"
         )
     return load

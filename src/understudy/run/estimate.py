@@ -48,8 +48,9 @@ def measure(directories: Iterable[Path]) -> MeasuredRollouts:
                 ended += [rollout for rollout in store.outcomes.of_run(run.id) if rollout.reward is not None]
     if not ended:
         raise ConfigError(
-            f"found no graded rollout to estimate from in {', '.join(map(str, paths)) or 'the directory'}; "
-            "make a small run first, with the same model, agent and kind of tasks: --limit 4"
+            f"--measured-by: found no graded rollout in {', '.join(map(str, paths)) or 'the loop'}, expected at "
+            "least one to estimate from; make a small run first, with the same model, agent and kind of tasks, "
+            "such as one with --limit 4"
         )
     return MeasuredRollouts(
         count=len(ended),

@@ -182,8 +182,8 @@ class RayFleet:
             if len(faults) == len(self._actors) and all(fault.count >= _MAX_FAILURES for _, fault in faults):
                 raise ConfigError(
                     f"--engine ray: the workers of all {len(self._actors)} actors have failed {_MAX_FAILURES} "
-                    f"times in a row, the last one with: {fault.message}; fix the cause, then run the same "
-                    "command again"
+                    f"times in a row, the last one with: {fault.message}; correct what this names on the "
+                    "cluster's nodes, then run the same command again"
                 )
             actor = f"actor {number + 1} of {len(self._actors)}"
             return f"{actor} begins anew in {_RESTART_PAUSE_S:.0f} s: {fault.message}"

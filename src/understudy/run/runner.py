@@ -447,8 +447,8 @@ async def _register_tasks(store: Store, config: RunConfig, validated: ValidatedT
     if exclusive and not validated.accepted:
         reasons = "\n".join(f"  {task}: {reason}" for task, reason in list(validated.refused.items())[:5])
         raise TaskError(
-            f"none of the {len(validated.refused)} tasks passed validation; correct them, or use other tasks:\n"
-            f"{reasons}"
+            f"none of the {len(validated.refused)} tasks passed validation; correct them (`understudy tasks "
+            f"check` validates them again), or give other --tasks:\n{reasons}"
         )
     await asyncio.wrap_future(store.runs.create(config.run_id, config.record()))
     await asyncio.wrap_future(store.runs.add_tasks(config.run_id, validated.accepted))

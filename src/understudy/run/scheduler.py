@@ -136,8 +136,8 @@ class Scheduler:
                     self.progress.failed += 1
                 if self._streak.add(rollout_id, error):
                     raise type(error)(
-                        f"{self._streak}: {error}; the rest is left queued. Fix the cause, then run the same "
-                        "command again; finished rollouts are not repeated"
+                        f"{self._streak}: {error}; the rest is left queued. Correct what the error names, then "
+                        "run the same command again; finished rollouts are not repeated"
                     )
                 if tries_left == 0 or not error.retryable:
                     return
@@ -253,5 +253,6 @@ def internal_error(raised: Exception) -> UnderstudyError:
     """Convert an unexpected exception to an error that can be stored. A retry would not help."""
     _log.error("internal error of Understudy, which ends an attempt; please report it", exc_info=raised)
     return UnderstudyError(
-        f"internal error: {type(raised).__name__}: {raised}; this is a bug in Understudy, please report it"
+        f"internal error: {type(raised).__name__}: {raised}; this is a bug in Understudy: please report it. The "
+        "rollout has failed, without a reward"
     )

@@ -174,7 +174,8 @@ class ScriptedBackend:
             raise ContextOverflow(_TOO_LONG, _TOO_LONG // 2)
         if step.status:
             raise BackendError(
-                f"status {step.status}, simulated by the script of this trial",
+                f"status {step.status}, simulated by the script of this trial; expected the agent to retry it, or "
+                "to end with an error",
                 status=step.status,
                 retry_after_s=step.retry_after_s,
             )
@@ -191,7 +192,10 @@ class ScriptedBackend:
             for delta in list(_pieces(generation))[: step.breaks_after]:
                 emit(delta)
         if step.breaks_after is not None:
-            raise BackendError("the response broke off, as the script of this trial says")
+            raise BackendError(
+                "the response broke off, simulated by the script of this trial; expected the agent to retry it, "
+                "or to end with an error"
+            )
         return generation
 
     async def count_tokens(self, request: ChatRequest) -> int:

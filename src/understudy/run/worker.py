@@ -444,7 +444,7 @@ async def _validate(context: RunContext, rollout: Rollout) -> None:
         # The task was valid where the run was enqueued, so another machine, or a later attempt, may succeed.
         raise SandboxError(
             f"{task.instance_id} cannot be validated on {socket.gethostname()}: {reason}; "
-            "run `understudy tasks check` on that machine for details"
+            "for details, run `understudy tasks check TASKS` there with the run's tasks"
         )
 
 

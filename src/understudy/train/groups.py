@@ -227,7 +227,8 @@ def _write(path: Path, value: Any) -> None:
             fresh.write_bytes(msgspec.msgpack.encode(value))
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be written: {error.strerror}; free some disk space, then run the same command again"
+            f"{path}: cannot be written: {error.strerror}; check the free disk space and the permissions of its "
+            "directory, then run the same command again"
         ) from error
 
 
@@ -332,14 +333,17 @@ def _groups_from_export(directory: Path, *, logprobs: bool, left_out: Counter[st
     name = export_format(directory)
     if name != TOKENS:
         raise ConfigError(
-            f"{directory} is an export in the format {name}, which has no exact tokens; export it as {TOKENS}: "
-            f"understudy export {TOKENS} RUN_DIR --output DIR"
+            f"--from {directory}: an export in the format {name}, which has no exact tokens; expected {TOKENS}: "
+            f"write it with understudy export {TOKENS} RUN_DIR --output DIR"
         )
     path = directory / "train.parquet"
     try:
         rows = msgspec.convert(read_rows(path, _ExportedSequence.__struct_fields__), list[_ExportedSequence])
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: invalid export in the format {TOKENS}: {error}; export it again") from error
+        raise ConfigError(
+            f"{path}: invalid export in the format {TOKENS}: {error}; write it again with understudy export "
+            f"{TOKENS} RUN_DIR --output DIR"
+        ) from error
     sequences: dict[tuple[str, str], dict[str, list[TokenSequence]]] = {}
     rewards: dict[str, float] = {}
     for row in rows:
@@ -380,7 +384,10 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str
             names = columns and [name for name in columns if name in table.schema_arrow.names]
             return table.read(columns=names).to_pylist()
     except Exception as error:  # pyarrow's errors have no common narrower class
-        raise ConfigError(f"{path}: cannot be read ({error}); export it again") from error
+        raise ConfigError(
+            f"{path}: cannot be read as Parquet ({error}); check the path and its permissions, or write the "
+            "export again with understudy export"
+        ) from error
 
 
 def _remove_zero_counts(counts: Counter[str]) -> None:

@@ -113,8 +113,8 @@ class MetricsWriter:
             self._file = self._path.open("ab")
         except OSError as error:
             raise ConfigError(
-                f"{self._path}: cannot be written: {error.strerror}; free some disk space, or choose another "
-                "--output"
+                f"{self._path}: cannot be written: {error.strerror}; check the free disk space and the "
+                "permissions of its directory, or choose another --output"
             ) from error
 
     def __enter__(self) -> Self:

@@ -234,14 +234,13 @@ class DistillOptions(GRPOOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         super().__post_init__()
         if self.teacher_coefficient == 0:
             raise ConfigError(
-                "teacher_coefficient is 0, so nothing would be learned from the teacher; give a "
-                "value above 0, or no teacher"
+                "teacher_coefficient is 0, expected more, because otherwise nothing would be learned from the "
+                "teacher; give a value above 0, or train without a teacher"
             )
         if self.temperature != 1:
             raise ConfigError(
                 f"grpo.temperature is {self.temperature:g}, expected 1 with a teacher, because model servers "
-                "return "
-                "logprobs of a prompt only at temperature 1; leave temperature out"
+                "return logprobs of a prompt only at temperature 1; leave temperature out"
             )
 
 

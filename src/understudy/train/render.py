@@ -215,7 +215,10 @@ def load_tokenizer(model: Path) -> tokenizers.Tokenizer:
 
     path = model / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(f"{model} has no tokenizer.json; give the directory of a model with this file")
+        raise ConfigError(
+            f"{model} has no tokenizer.json; give the directory of a model that has one (a model in another "
+            "format gets it by AutoTokenizer.from_pretrained(…).save_pretrained(DIR) of transformers)"
+        )
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # errors of `tokenizers` have no narrower class
@@ -232,9 +235,9 @@ def _check_calls(source: Path, tokenizer: tokenizers.Tokenizer, model: Path, cal
         high = max([*ids, *(call.prompt_token_ids or ())], default=0)
         if high >= size:
             raise ConfigError(
-                f"{source}: call {call.id} has the token id {high}, but the tokenizer of {model} has only "
-                f"{size} tokens, so the samples are from another model ({', '.join(sorted(names))}); give "
-                "that model"
+                f"{source}: call {call.id} has the token id {high}, but the tokenizer of {model} has only {size} "
+                f"tokens, so the samples are from another model ({', '.join(sorted(names))}); give that one as "
+                "MODEL"
             )
         parts = [part for part in _expected_parts(call) if part]
         if parts:
@@ -243,9 +246,9 @@ def _check_calls(source: Path, tokenizer: tokenizers.Tokenizer, model: Path, cal
             same += all(part in text for part in parts)
     if compared and same < compared / 2:
         raise ConfigError(
-            f"{source}: decoded by the tokenizer of {model}, {compared - same} of {compared} answers "
-            f"differ from the text that {', '.join(sorted(names))} returned, so the samples were made "
-            "with another tokenizer; give the model that made them"
+            f"{source}: decoded by the tokenizer of {model}, {compared - same} of {compared} answers differ from "
+            f"the text that {', '.join(sorted(names))} returned, so the samples were made with another tokenizer; "
+            "give the model that made them as MODEL"
         )
 
 

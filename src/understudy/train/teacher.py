@@ -31,6 +31,7 @@ _BODY_LIMIT = 256 << 20
 _TIMEOUTS = aiohttp.ClientTimeout(total=None, connect=15.0, sock_read=600.0)
 _RETRY_PAUSES_S = (1.0, 4.0, 15.0)
 _MAX_CONCURRENT_REQUESTS = 8
+_MOST_NAMES = 20
 _DECODED_IDS_PER_REQUEST = 2_048
 """How many token ids one request decodes when vocabularies are compared."""
 _COMPARED_TEXTS = (
@@ -151,10 +152,10 @@ class TeacherServer:
         models = (await self._call("GET", "/v1/models", None, _ModelNames)).data
         names = [model.id for model in models]
         if not names or (self._model is not None and self._model not in names):
-            model_text = self._model or "a model"
+            wanted = "at least one model: load one there" if self._model is None else repr(self._model)
             raise ConfigError(
-                f"the teacher at {self._base} serves {', '.join(names) or 'no model'}; expected "
-                f"{model_text}; correct --teacher-model"
+                f"the teacher at {self._base} serves {', '.join(names[:_MOST_NAMES]) or 'no model'}; expected "
+                f"{wanted}; correct {'--teacher' if self._model is None else '--teacher-model'}"
             )
         chosen = models[0 if self._model is None else names.index(self._model)]
         self._model, self._context = chosen.id, chosen.max_model_len
@@ -294,7 +295,7 @@ class TeacherServer:
                 content = await read_body(response, _BODY_LIMIT)
         except ResponseTooLarge as error:
             raise BackendError(
-                f"{self._base}: {error}; check that --teacher is the address of a model server"
+                f"the teacher at {self._base}: {error}; check that --teacher is the address of a model server"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             text = self._connection.redact(f"{type(error).__name__}: {error}")
@@ -305,13 +306,20 @@ class TeacherServer:
         if response.status != 200:
             text = self._connection.redact(content[:300].decode("utf-8", "replace"))
             raise BackendError(
-                f"{url}: status {response.status}, expected 200: {text}; see the teacher's log",
+                f"the teacher's {method} {url}: status {response.status}, expected 200: {text}; see the log of "
+                "that "
+                "server, then run the same command again",
                 status=response.status,
             )
         try:
             return msgspec.json.decode(content, type=kind)
         except msgspec.MsgspecError as error:
-            raise BackendError(f"{url}: invalid response: {error}; check --teacher-backend", status=200) from error
+            raise BackendError(
+                f"the teacher's {method} {url}: invalid response: {error}; check that --teacher-backend is the "
+                "kind "
+                "of this server",
+                status=200,
+            ) from error
 
 
 class SGLangTeacherServer(TeacherServer):
@@ -346,8 +354,8 @@ async def open_teacher(settings: TeacherSettings, student: Path) -> AsyncGenerat
     key = os.environ.get(settings.teacher_key_env) if settings.teacher_key_env else None
     if settings.teacher_key_env and not key:
         raise ConfigError(
-            f"the environment variable {settings.teacher_key_env} is not set; set it to the API key "
-            "of the teacher's server"
+            f"--teacher-key-env: the environment variable {settings.teacher_key_env} is not set; set it to the "
+            "API key of the teacher's server, or leave the option out"
         )
     if settings.teacher.startswith(("http://", "https://")):
         teacher = _TEACHERS[settings.teacher_backend](settings.teacher, model=settings.teacher_model, key=key)

@@ -74,7 +74,8 @@ def has_template(directory: Path) -> bool:
         return bool(msgspec.json.decode(content, type=dict[str, Any]).get("chat_template"))
     except msgspec.MsgspecError as error:
         raise ConfigError(
-            f"{directory / 'tokenizer_config.json'}: invalid JSON ({error}); download it again"
+            f"{directory / 'tokenizer_config.json'}: expected a JSON object ({error}); download the file again "
+            "with the model"
         ) from error
 
 
@@ -266,7 +267,8 @@ def load_state(directory: Path, model: Any) -> dict[str, Any]:
                 value.copy_(trained[name])
     except (RuntimeError, KeyError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise ConfigError(
-            f"{path}: invalid training state for this model ({error}); resume with the same options"
+            f"{path}: invalid training state for this model ({error}); resume with the options of the first "
+            "start, such as --lora, or start again from the model"
         ) from error
     return state
 
@@ -279,7 +281,8 @@ def read_weights_record(directory: Path) -> WeightsRecord | None:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(
-            f"{directory / TRAINING / 'written.json'}: cannot be read ({error}); use another checkpoint"
+            f"{directory / TRAINING / 'written.json'}: cannot be read ({error}); use another checkpoint, or start "
+            "the training again from the model"
         ) from error
 
 
@@ -434,7 +437,10 @@ def _prepare_output(output: Path, *, resume: bool, overwrite: bool, needed: Iter
             )
         _remove(output)
     elif output.is_dir() and not unfinished and any(path.name != TRAINING for path in output.iterdir()):
-        raise ConfigError(f"{output} is not empty, and does not hold a model; choose another --output")
+        raise ConfigError(
+            f"{output} has files, but no model (config.json), so nothing in it is overwritten; choose a new or "
+            "empty directory as --output"
+        )
     elif _holds_more_than_a_lock(output / TRAINING) and not resume:
         if not overwrite:
             raise ConfigError(
@@ -467,7 +473,8 @@ def last_checkpoint(directory: Path, resume: bool | Path, marker: str = "trainer
     if isinstance(resume, Path):
         if not (resume / marker).is_file():
             raise ConfigError(
-                f"{resume} is not a checkpoint of this training; give one in DIR/{TRAINING}/{CHECKPOINTS}"
+                f"--checkpoint {resume}: it has no {marker}, so it is not a complete checkpoint of this training; "
+                f"give one in {directory / CHECKPOINTS}"
             )
         return resume
     candidates = (directory / CHECKPOINTS).glob("checkpoint-*") if resume else ()

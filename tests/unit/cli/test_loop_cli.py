@@ -21,7 +21,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "no such model": (["{here}/nowhere", "-t", "{train}"], "there is no directory"),
     "no model in it": (["{here}", "-t", "{train}"], "config.json"),
     "no template": (["{bare}", "-t", "{train}"], "chat template"),
-    "few tasks": (["{model}", "-t", "{train}", "--groups", "9"], "there are only 2 tasks"),
+    "few tasks": (["{model}", "-t", "{train}", "--groups", "9"], "must not exceed the number of --tasks, 2"),
     "few groups": ([*TWO, "--min-groups", "3"], "must not exceed --groups (2)"),
     "groups that teach nothing": ([*TWO, "--min-groups", "1", "--no-dynamic-sampling"], "needs dynamic sampling"),
     "learned from what measures": ([*TWO, "-e", "{train}"], "is also a training task"),

@@ -157,8 +157,8 @@ def test_the_command_takes_keys_and_times(tmp_path: Path):
     for options, reason in (
         (("--key", "alice"), "--unredacted"),
         (("--since", "1970-01-01"), "--since only applies with --key"),
-        (("--key", "alice", "--since", "yesterday"), "--since: expected a time in ISO 8601"),
-        (("--key", "alice", "--run", "run1"), "--run cannot be combined with --key"),
+        (("--key", "alice", "--since", "yesterday"), "--since: invalid time 'yesterday'; give one in ISO 8601"),
+        (("--key", "alice", "--run", "run1"), "--run applies to sessions and rollouts only"),
     ):
         code, output = export(*options)
         assert code == 2 and reason in output

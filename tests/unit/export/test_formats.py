@@ -371,7 +371,10 @@ def test_the_export_command_redacts_splits_and_prints_next_steps(full: Path, tmp
     ("arguments", "message"),
     [
         (("trl-sft", "{store}"), "--output"),
-        (("trl-sft", "{store}", "-o", "{out}", "--from", "logs"), "rollouts or all, got 'logs'"),
+        (
+            ("trl-sft", "{store}", "-o", "{out}", "--from", "logs"),
+            "unknown value 'logs'; give one of sessions, rollouts, all",
+        ),
         (("trl-sft", "{store}", "-o", "{out}", "--roles", "boss"), "unknown role 'boss'"),
         (("trl-sft", "{store}", "-o", "{out}", "--where", "nonsense = 1"), "nonsense"),
         (("trl-sft", "{store}", "-o", "{out}", "--run", "none"), "no run 'none'"),

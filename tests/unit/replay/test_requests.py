@@ -266,7 +266,7 @@ async def test_a_stop_ends_the_waiting():
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), float("inf")])
 def test_what_is_no_ceiling(limit: float):
-    with pytest.raises(ConfigError, match="give a positive number of US dollars"):
+    with pytest.raises(ConfigError, match="expected more than 0 and less than 1,000,000,000 US dollars"):
         CostBudget(limit)
 
 

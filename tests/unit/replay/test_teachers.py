@@ -46,7 +46,7 @@ def test_the_file_in_the_docs(tmp_path: Path):
         ),
         (GPT + "key = 'sk'\n", "teachers.x.key: unknown key"),
         ("[teachers.x]\nbackend = 'openai'\nmodel = ''\n", "teachers.x.model is empty"),
-        ("[teachers.x]\nbackend = 'openai'\nmodel = 1\n", "teachers.x.model: Expected `str`, got `int`"),
+        ("[teachers.x]\nbackend = 'openai'\nmodel = 1\n", "teachers.x.model: Expected `str`, got `int` (it is 1)"),
         (
             "[teachers.x]\nbackend = 'vllm'\nmodel = 'm'\n",
             "teachers.x.base_url: missing; the vllm backend needs one",
@@ -57,7 +57,7 @@ def test_the_file_in_the_docs(tmp_path: Path):
         ),
         (
             GPT + "max_tokens = 0\n",
-            "teachers.x.max_tokens: Expected `int` >= 1",
+            "teachers.x.max_tokens: Expected `int` >= 1 (it is 0); correct this key",
         ),
         (
             GPT + "price = { input = 1 }\n",

@@ -64,7 +64,7 @@ async def test_the_clock_of_a_loop_counts_over_starts_and_ends_it_before_the_cei
     await asyncio.gather(watching, return_exceptions=True)
     assert CostClock(path, None, None).seconds() >= 0.0
     path.write_text('{"seconds": 3500.0}')
-    with pytest.raises(ConfigError, match=r"--max-cost: 0\.97 hours at 3 US dollars have used up 2\.9"):
+    with pytest.raises(ConfigError, match=r"--max-cost: 0\.97 hours at 3 US dollars an hour have used up 2\.9"):
         await CostClock(path, 3.0, 2.9).watch()
     path.write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -71,7 +71,7 @@ def test_without_usable_rollouts_training_fails_and_no_model_is_written(model: P
 @pytest.mark.parametrize(
     ("left_out", "remedy"),
     [
-        ({}, "collect rollouts first"),
+        ({}, "collect some with `understudy run`"),
         ({groups.SUSPICIOUS: 8, groups.NO_TOKENS: 1}, "give --include-suspicious"),
         ({groups.NO_VERDICT: 2}, "wait until they are graded"),
         ({groups.NO_TOKENS: 3, groups.NO_VERDICT: 1}, "expected token ids and logprobs"),

@@ -195,9 +195,9 @@ async def test_a_redirect_is_not_followed(tmp_path: Path):
 async def test_an_invalid_weights_directory_is_refused_before_any_request(tmp_path: Path):
     async with FakeVLLMControl() as server:
         whole, lora = make_publisher("vllm", server.url), make_publisher("vllm", server.url, method="lora")
-        with pytest.raises(ConfigError, match="holds a LoRA adapter"):
+        with pytest.raises(ConfigError, match="or publish its adapter with --publish lora"):
             await whole.publish(adapter(tmp_path / "a", "x"), "v1")
-        with pytest.raises(ConfigError, match="holds a whole model"):
+        with pytest.raises(ConfigError, match="or publish its model with --publish disk"):
             await lora.publish(full(tmp_path / "f", "x"), "v1")
         (tmp_path / "f" / "model.safetensors").unlink()
         with pytest.raises(ConfigError, match="not saved completely"):
@@ -228,6 +228,13 @@ def test_an_unsupported_publish_method_lists_the_supported_ones(kind: str, urls:
 def test_an_invalid_server_address_is_refused(url: str):
     with pytest.raises(ConfigError, match="invalid server address"):
         make_publisher("vllm", url)
+
+
+@pytest.mark.parametrize("url", ["ftp://me:hunter2@host:80", "http://me:hunter2@[::", "me:hunter2@host:80"])
+def test_an_invalid_server_address_is_shown_without_its_password(url: str):
+    with pytest.raises(ConfigError, match="invalid server address") as raised:
+        make_publisher("vllm", url)
+    assert "hunter2" not in str(raised.value)
 
 
 # --- transfer ----------------------------------------------------------------------------------------------

@@ -31,12 +31,13 @@ def check_model(
     temperature, the context length, and thinking. Exits with 1 if something that a run needs is missing.
     """
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{url!r} is not a server address; give http://host:port/v1")
+        address = url.rpartition("@")[2][:200]  # without a name and password
+        raise ConfigError(f"URL: {address!r} is no address of a server; give one such as http://localhost:8000/v1")
     key = os.environ.get(key_env) if key_env else None
     if key_env and not key:
         raise ConfigError(
-            f"the environment variable {key_env} is not set; set it to the server's API key, or leave out "
-            "--key-env"
+            f"--key-env: the environment variable {key_env} is not set; set it to the server's API key, or leave "
+            "the option out"
         )
     checks = asyncio.run(ModelChecker(url, model=model, key=key).run())
     usable = all(check.ok is not False for check in checks if check.required)

@@ -123,8 +123,8 @@ def _check(settings: PruneSettings) -> None:
     for name, value, least in (("runs", settings.keep_runs, 0), ("weights", settings.keep_weights, 1)):
         if value is not None and value < least:
             raise ConfigError(
-                f"--keep-{name}: got {value}, expected a number of at least {least}; give one, or leave the "
-                "option out"
+                f"--keep-{name}: got {value}, expected a number of at least {least}; give such a number, or leave "
+                "the option out"
             )
     if unknown := set(settings.drop) - LOST.keys():
         raise ConfigError(f"--drop: invalid value {sorted(unknown)[0]!r}; give some of: {', '.join(LOST)}")

@@ -411,11 +411,13 @@ def _chosen_clients(options: Mapping[str, Any]) -> tuple[tuple[str, ...], float,
         if options.get(name):
             flag = name.replace("_", "-")
             raise ConfigError(
-                f"--{flag} cannot be combined with --key, it applies to sessions and rollouts only; leave out one"
+                f"--{flag} applies to sessions and rollouts only, and --key exports calls of a gateway's clients; "
+                "leave out one of them"
             )
     if options.get("from_", "all") != "all":
         raise ConfigError(
-            "--from cannot be combined with --key, it applies to sessions and rollouts only; leave out one"
+            "--from chooses sessions or rollouts, and --key exports calls of a gateway's clients; leave out one "
+            "of them"
         )
     since, until = (_seconds(f"--{name}", times[name]) if name in times else None for name in ("since", "until"))
     return clients, -math.inf if since is None else since, math.inf if until is None else until
@@ -427,8 +429,8 @@ def _seconds(option: str, text: str) -> float:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(
-            f"{option}: expected a time in ISO 8601, such as 2026-05-01 or 2026-05-01T08:00:00+02:00, got "
-            f"{text!r}; correct it"
+            f"{option}: invalid time {text[:100]!r}; give one in ISO 8601, such as 2026-05-01 or "
+            "2026-05-01T08:00:00+02:00 (without an offset it is UTC)"
         ) from None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
@@ -455,7 +457,7 @@ def _origins(requested: str, traits: FormatTraits, store: Store) -> tuple[Origin
     for origin in ORIGINS:
         if requested == origin:
             return (origin,)
-    raise ConfigError(f"--from: expected sessions, rollouts or all, got {requested!r}; give one of them")
+    raise ConfigError(f"--from: unknown value {requested[:100]!r}; give one of {', '.join((*ORIGINS, 'all'))}")
 
 
 def _run_to_export(requested: str | None, store: Store, origins: tuple[Origin, ...]) -> str | None:

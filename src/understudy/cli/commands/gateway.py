@@ -106,8 +106,8 @@ def _database(store: str | None) -> StoreUrl | None:
     location = parse_location(store)
     if not isinstance(location, StoreUrl):
         raise ConfigError(
-            f"--store: expected the URL of a database, postgresql://USER@HOST/NAME, got {store!r}; give one, "
-            "or use --dir for a directory"
+            f"--store: {store[:200]!r} is not the URL of a database; give one such as "
+            "postgresql://USER@HOST/NAME, or use --dir for a directory"
         )
     return location
 

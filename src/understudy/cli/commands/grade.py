@@ -21,7 +21,7 @@ from understudy.cli.interrupts import interrupted, run_sandboxes, run_stoppable
 from understudy.cli.options import command
 from understudy.cli.output import Json, print_json
 from understudy.cli.progress import ProgressLine, counter, time_left
-from understudy.cli.settings import DOCKER, LOCAL, TaskSettings, sandbox_for
+from understudy.cli.settings import DOCKER, LOCAL, TaskSettings, sandbox_for, unknown_task
 from understudy.config import cache_dir
 from understudy.errors import ConfigError
 from understudy.grade.batch import GradingProgress, GradingSetup, PatchGrader, grade_all
@@ -119,12 +119,18 @@ def grade(settings: GradeSettings, json_: Json = False) -> None:
     finish; a second Ctrl-C stops at once. Exits with 1 if a prediction could not be graded.
     """
     if settings.engine == "ray" and settings.official:
-        raise ConfigError("--engine ray: unsupported with --official; leave out one of them")
+        raise ConfigError(
+            "--engine ray: unsupported with --official, which grades in containers on this machine; leave out "
+            "one of them"
+        )
     if settings.regrade is not None:
         _regrade(settings, parse_location(settings.regrade), json_)
         return
     if not settings.predictions:
-        raise ConfigError("missing predictions; give a file of predictions, `gold`, or --regrade RUN")
+        raise ConfigError(
+            "missing PREDICTIONS; give a .json or .jsonl file of them, `gold` for the tasks' own patches, or "
+            "--regrade RUN"
+        )
     if not settings.task.tasks:
         raise ConfigError("missing tasks; give the tasks of the predictions with --tasks or --dataset-path")
     name_part(settings.name)
@@ -226,9 +232,7 @@ async def _load(settings: GradeSettings) -> LoadedTasks:
     finally:
         await sandboxes.aclose()
     if loaded.unknown:
-        raise ConfigError(
-            f"--instance-ids: there is no task {loaded.unknown[0]!r} in {', '.join(task.tasks)}; check the id"
-        )
+        raise ConfigError(f"{unknown_task(loaded.unknown[0], task)}; correct the id, or leave it out")
     return loaded
 
 

@@ -146,7 +146,8 @@ def _check(settings: LoopSettings) -> None:
         raise ConfigError(f"--backend {schedule.backend} needs --base-url, the address of its server; add it")
     if schedule.min_groups > schedule.groups:
         raise ConfigError(
-            f"--min-groups {schedule.min_groups}: must not exceed --groups ({schedule.groups}); raise --groups"
+            f"--min-groups {schedule.min_groups}: must not exceed --groups ({schedule.groups}); lower it, or "
+            "raise --groups"
         )
     if schedule.min_groups and settings.runtime.teacher.teacher is not None:
         raise ConfigError(
@@ -261,8 +262,8 @@ async def _load(specs: tuple[str, ...], sandboxes: Sandboxes) -> list[Task]:
         typer.echo(f"understudy: {line}", err=True)
     if not loaded.tasks:
         raise TaskError(
-            f"no task found in {', '.join(specs)}, expected at least one; correct the refused rows above, or "
-            "give other tasks"
+            f"no usable task in {', '.join(specs)}, expected at least one; correct the rows that the lines above "
+            "name, or give other tasks"
         )
     return loaded.tasks
 
@@ -279,15 +280,16 @@ def loop_config_of(settings: LoopSettings, tasks: list[Task], eval_tasks: list[T
     for task in eval_tasks:
         if task.instance_id in training_digests or digest(_without_id(task)) in contents:
             raise ConfigError(
-                f"--eval-tasks: {task.instance_id} is also a training task (--tasks); use other tasks for "
-                "evaluation"
+                f"--eval-tasks: {task.instance_id} is also a training task (--tasks, with this id or this "
+                "content); give other tasks for evaluation"
             )
     schedule, agent, trainer = settings.schedule, settings.agent, settings.trainer
     if settings.runtime.teacher.teacher is not None:
         trainer = settings.runtime.teacher.options(trainer)
     if schedule.groups > len(tasks):
         raise ConfigError(
-            f"--groups {schedule.groups}: there are only {len(tasks)} tasks; give more tasks, or fewer groups"
+            f"--groups {schedule.groups}: must not exceed the number of --tasks, {len(tasks)}, as each group is "
+            "of another task; give more tasks, or fewer groups"
         )
     if not schedule.served_model and schedule.backend != "embedded":
         schedule = msgspec.structs.replace(schedule, served_model=settings.model)

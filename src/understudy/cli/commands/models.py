@@ -51,7 +51,10 @@ def fetch_model(
     """
     pinned = PINNED.get(name)
     if pinned is None and not is_hub_name(name):
-        raise ConfigError(f"unknown model {name!r}; give one of {', '.join(PINNED)}, or OWNER/NAME on the hub")
+        raise ConfigError(
+            f"unknown model {name[:200]!r}; give one of {', '.join(PINNED)}, or OWNER/NAME for one of the Hugging "
+            "Face Hub"
+        )
     if pinned is not None and (revision or gguf):
         raise ConfigError(
             f"--revision and --gguf: unsupported for {name}, whose version is pinned; leave them out"

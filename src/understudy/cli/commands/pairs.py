@@ -109,7 +109,9 @@ def pairs(
     if settings.origin not in _ORIGINS:
         raise ConfigError(f"--from: unknown value {settings.origin!r}; give one of {', '.join(_ORIGINS)}")
     if settings.max_tokens is not None and settings.tokenizer is None:
-        raise ConfigError("--max-tokens: needs a tokenizer; give --tokenizer MODEL_DIR")
+        raise ConfigError(
+            "--max-tokens: needs a tokenizer to count with; give --tokenizer MODEL_DIR, or use --max-chars"
+        )
     thinking = thinking_of(settings.thinking) or "only-when-both"
     interrupt_on_termination()
     redactor = Redactor.from_user_key() if settings.redacted else None
@@ -169,7 +171,7 @@ def _write(pairs: Iterator[Pair], output: Path) -> None:
     """Write the pairs, all or none, readable for the user only. Raises ConfigError if that fails."""
 
     if output.is_dir():
-        raise ConfigError(f"{output} is a directory; expected the name of a file: choose another --output")
+        raise ConfigError(f"--output: {output} is a directory; name a file, such as {output / 'pairs.jsonl'}")
     try:
         with atomic_path(output) as path:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -178,7 +180,8 @@ def _write(pairs: Iterator[Pair], output: Path) -> None:
                     file.write(json_bytes({**msgspec.to_builtins(pair), "schema": SCHEMA}) + b"\n")
     except OSError as error:
         raise ConfigError(
-            f"{output}: cannot be written: {error.strerror}; make room on the disk, or choose another --output"
+            f"--output: {output}: cannot be written: {error.strerror}; check the free disk space and the "
+            "permissions of its directory, or choose another --output"
         ) from error
 
 

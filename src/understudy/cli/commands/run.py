@@ -35,6 +35,7 @@ from understudy.cli.settings import (
     embedded_server,
     run_gateway_config,
     sandbox_for,
+    unknown_task,
 )
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
@@ -345,13 +346,12 @@ def tasks_to_run(loaded: LoadedTasks, settings: RunSettings) -> list[Task]:
     """
     for line in loaded.report():
         typer.echo(f"understudy: {line}", err=True)
-    specs = ", ".join(settings.task.tasks)
     for id in loaded.unknown:
-        typer.echo(f"understudy: --instance-ids: there is no task {id!r} in {specs}", err=True)
+        typer.echo(f"understudy: {unknown_task(id, settings.task)}; it is left out", err=True)
     if not loaded.tasks:
         raise TaskError(
-            f"--instance-ids: none of the ids is a usable task of {specs}; correct the ids or the rows that the "
-            "lines above name"
+            f"--instance-ids: none of the ids is a usable task of {', '.join(settings.task.tasks)}; correct the "
+            "ids or the rows that the lines above name"
         )
     ids = sorted((task.instance_id for task in loaded.tasks), key=lambda id: sample_rank(id, settings.seed))
     chosen = set(ids[: settings.limit])
@@ -382,8 +382,8 @@ def _debug_log(directory: Path) -> Generator[None]:
         file = logging.FileHandler(directory / "debug.log", encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"{directory}/debug.log cannot be written: {error.strerror}; choose another --output-dir, or leave "
-            "out --debug"
+            f"--debug: {directory}/debug.log cannot be written: {error.strerror}; choose another --output-dir, or "
+            "leave out --debug"
         ) from error
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     stderr = logging.StreamHandler()

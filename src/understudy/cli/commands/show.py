@@ -110,7 +110,7 @@ def _session_match(store: Store, name: str) -> tuple[str | None, str | None]:
     if states or sessions:
         kinds = (("states", states), ("sessions", sessions))
         examples = "; ".join(f"{kind} {', '.join(ids[:5])}" for kind, ids in kinds if ids)
-        raise ConfigError(f"several ids begin with {name!r}: {examples}; type more characters of the id")
+        raise ConfigError(f"several ids begin with {name!r}: {examples}; give more characters of the one you mean")
     if store.runs.all():
         return None, None
     raise ConfigError(
@@ -161,7 +161,10 @@ def newest_run(runs: Path) -> Path:
     """Return the directory below `runs` whose store was written last. Raises ConfigError if there is none."""
     stores = {path.parent: path.stat().st_mtime for path in runs.glob("*/store.db*")}
     if not stores:
-        raise ConfigError(f"no run's output directory in {runs.absolute()}; name a run with --dir")
+        raise ConfigError(
+            f"{runs.absolute()} has no output directory of a run (*/store.db); name a run with --dir, or begin "
+            "one with `understudy run`"
+        )
     return max(stores, key=lambda path: stores[path])
 
 

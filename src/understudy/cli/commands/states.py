@@ -90,7 +90,9 @@ def states(
     if json_ and output is not None:
         raise ConfigError("--json prints the states and --output writes them to a file; give only one of them")
     if by is not None and (output is not None or limit is not None):
-        raise ConfigError("--by counts all states that --where selects; leave out --output and --limit")
+        raise ConfigError(
+            "--by counts all states that --where selects, without writing any; leave out --output and --limit"
+        )
     from understudy.redact.redactor import Redactor
 
     if by is not None:

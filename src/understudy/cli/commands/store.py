@@ -102,6 +102,6 @@ def bucket(
         print_facts(str(store.location), facts)
     if use.missing:
         raise StoreError(
-            f"{store.location}: {use.missing} objects are missing in {setting}, so these contents are lost; "
-            "restore the objects from versions or a copy of the bucket"
+            f"{store.location}: {use.missing} objects are missing in {setting}, so these contents cannot be read; "
+            "restore the objects from versions or a copy of the bucket: nothing else has these contents"
         )

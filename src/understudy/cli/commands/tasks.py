@@ -113,7 +113,12 @@ def make_tasks(
     from understudy.tasks.records import dump
 
     if (package is None) == (repo is None):
-        raise ConfigError("expected either a PACKAGE or --repo PATH to make tasks from; give exactly one of them")
+        from understudy.tasks.generate.packages import CATALOG
+
+        raise ConfigError(
+            f"expected either a PACKAGE or --repo PATH to make tasks from, got {'both' if package else 'none'}; "
+            f"give one of {', '.join((_FUNCTIONS, *CATALOG))}, or --repo PATH"
+        )
     if split is not None and package != _FUNCTIONS:
         raise ConfigError(
             f"--split: {package or repo} has no splits; use --split only with: understudy tasks make {_FUNCTIONS}"
@@ -208,8 +213,8 @@ def _probe_settings(path: Path, samples: int | None, model: str | None, config: 
     settings: RunSettings = from_options(RunSettings, options)
     if settings.store is not None or settings.engine != "local":
         raise ConfigError(
-            f"{config}: store and engine do not apply to --probe, whose run is in a directory; leave them out, "
-            "or use understudy run and then understudy tasks filter"
+            f"{config}: its keys store and engine do not apply to --probe, whose run is in a directory; leave "
+            "them out, or use understudy run and then understudy tasks filter"
         )
     run_config_of(settings, settings.agent.only_agent)
     return settings
@@ -242,7 +247,8 @@ def _write_selection(tried: list[TriedTask], bounds: SolveRates | None, path: Pa
         counts = ", ".join(f"{count} {reason}" for reason, count in chosen.counts.items())
         raise TaskError(
             f"none of {len(tried)} tasks is left ({counts or 'the run has no task'}), so {path} was not written; "
-            "use other tasks or more rollouts, or give other bounds: understudy tasks filter RUN --solve-rate"
+            "use other tasks or more rollouts, or give wider bounds: understudy tasks filter RUN --solve-rate "
+            "LOW..HIGH"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     dump([_with_relative_source(task, path) for task in chosen.kept], path)

@@ -206,7 +206,9 @@ def distill(settings: DistillSettings, json_: Json = False) -> None:
     from understudy.train.teacher import open_teacher
 
     if settings.teacher.teacher is None:
-        raise ConfigError("missing option --teacher; give a URL or a model's directory")
+        raise ConfigError(
+            "missing option --teacher; give the URL of the teacher's server, or a model's directory or name"
+        )
     options = settings.teacher.options(settings.trainer)
     left_out = Counter[str]()
     directory, loaded = _sampled_groups(settings, left_out)
@@ -330,7 +332,9 @@ def _train_with_llamafactory(model: Path, settings: SFTSettings, as_json: bool) 
         "--micro-batch-tokens": settings.trainer.micro_batch_tokens != SFTOptions().micro_batch_tokens,
     }
     if rejected := [option for option, value in unsupported.items() if value]:
-        raise ConfigError(f"{rejected[0]} is not supported by LLaMA-Factory; leave it out, or use --engine trl")
+        raise ConfigError(
+            f"{', '.join(rejected)}: unsupported with --engine llamafactory; leave out, or use --engine trl"
+        )
     result = llamafactory.train(
         model,
         settings.sources,

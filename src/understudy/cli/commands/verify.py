@@ -39,7 +39,9 @@ def verify(
     from understudy.store import Store
 
     if not path.exists():
-        raise ConfigError(f"{path}: no such file or directory; give a run's directory or an export")
+        raise ConfigError(
+            f"{path}: no such file or directory; give a run's output directory, an export, or a file of its rows"
+        )
     home = directory or _run_of(path)
     report = LineageReport()
     with Store.open(home, create=False) as store:
@@ -100,5 +102,8 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     for where, row in read_rows(file):
         if not isinstance(row, dict):
-            raise ConfigError(f"{where}: invalid row, expected a JSON object; export again, or remove the row")
+            raise ConfigError(
+                f"{where}: invalid row, expected a JSON object, got {str(row)[:100]!r}; export again, or remove "
+                "the row"
+            )
         yield where, row  # pyright: ignore[reportUnknownVariableType]

@@ -91,5 +91,6 @@ def worker(settings: WorkerSettings) -> None:
     if unresolved := workers[0].unresolved:
         run_id, reason = next(iter(unresolved.items()))
         raise BackendError(
-            f"{len(unresolved)} runs were not begun, since the name of a host does not resolve; {run_id}: {reason}"
+            f"{len(unresolved)} runs were not begun, since the name of a host does not resolve on this machine; "
+            f"check its DNS or /etc/hosts, then start the worker again. Run {run_id}: {reason}"
         )

@@ -79,7 +79,7 @@ def check_dataset(directory: Path) -> tuple[int, int]:
                 if missing := [text for text in _texts(messages) if text not in decoded]:
                     raise StoreError(
                         f"{path}: turn {row['turn']}: internal error: its token ids do not decode to "
-                        f"{missing[0]!r}; please report it"
+                        f"{missing[0][:200]!r}, expected the text of its call; please report it"
                     )
             rows += 1
     return len(paths), rows

@@ -44,7 +44,7 @@ class DemoSteps:
         )
         if done.returncode != 0:
             raise ConfigError(
-                f"the command above ended with exit code {done.returncode}; fix what its message reports, "
-                f"then run the same demo again, which continues from here\n{done.stdout}".rstrip()
+                f"the command above ended with exit code {done.returncode}, expected 0; correct what its message "
+                f"reports, then run the same demo again, which continues from here\n{done.stdout}".rstrip()
             )
         return done.stdout

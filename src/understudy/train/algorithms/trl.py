@@ -108,7 +108,10 @@ def train_sft(
         longest, vocabulary = max_sequence_length(loaded, options), vocabulary_size(loaded)
         rows = leave_out(sequences, lambda row: sequence_defect(row, vocabulary, longest), context.left_out)
         if not rows:
-            advice = f"the model reads up to {longest} tokens and has {vocabulary}"
+            advice = (
+                f"expected some of at most {longest} tokens, each of the model's {vocabulary}: raise --max-tokens "
+                f"(now {options.max_tokens}), or give the model that made them"
+            )
             raise _nothing_to_learn("sequences", context.left_out, advice)
         return rows
 
@@ -210,8 +213,8 @@ def load_preference_pairs(
                 yield from decoded_rows(source)
             elif name is not None:
                 raise ConfigError(
-                    f"{source} is an export in the format {name}, which has no pairs; expected trl-dpo: "
-                    "export it with understudy export trl-dpo DIR --output DIR"
+                    f"--from {source}: an export in the format {name}, which has no pairs; expected trl-dpo: "
+                    "write it with understudy export trl-dpo RUN_DIR --output DIR"
                 )
             else:
                 tally = PairCounts(left_out=left_out)
@@ -453,8 +456,8 @@ def _checkpoint_saver(save: Callable[..., None], checkpoints: Path) -> Callable[
             raise
         except Exception as error:  # torch, safetensors and tokenizers raise four kinds of errors for a full disk
             raise ConfigError(
-                f"{checkpoints}: cannot write a checkpoint: {error}; if the disk is full, free some space, else "
-                "mend that, then continue with --resume"
+                f"{checkpoints}: a checkpoint cannot be written: {error}; check the free disk space and the "
+                "permissions of this directory, then continue with --resume"
             ) from error
 
     return saved
@@ -467,8 +470,8 @@ def _checkpoint_step(checkpoint: Path) -> int:
         return int(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["global_step"])
     except (OSError, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{path}: invalid checkpoint ({error}); expected one that this training wrote: give another "
-            "--checkpoint"
+            f"{path}: invalid checkpoint ({error}); expected a number global_step in it: give an earlier "
+            "--checkpoint of this training, or start it again with --overwrite"
         ) from error
 
 

@@ -480,14 +480,21 @@ def _no_update_advice(options: GRPOOptions) -> str:
     """Return what to do when nothing could be learned. With a teacher, rewards need not differ."""
     if isinstance(options, DistillOptions):
         return "raise --max-tokens, or take a teacher with a longer context, where sequences were too long"
-    return "collect groups with differing rewards, with token ids and logprobs"
+    return (
+        "expected groups with differing rewards, with token ids and logprobs: collect with --samples 4 or more, "
+        "on tasks that are solved at times, or raise --max-tokens where sequences were too long"
+    )
 
 
 def _check_groups(groups: Sequence[RolloutGroup], options: GRPOOptions, counts: Counter[str]) -> None:
     why = format_counts(counts)
     if not groups:
         reasons = [reason for reason, count in counts.most_common() if count]
-        remedy = _NO_GROUPS_ADVICE.get(reasons[0], _NO_TOKENS_ADVICE) if reasons else "collect rollouts first"
+        remedy = (
+            _NO_GROUPS_ADVICE.get(reasons[0], _NO_TOKENS_ADVICE)
+            if reasons
+            else "the --from directories have no rollouts: collect some with `understudy run`"
+        )
         raise ConfigError(f"there are no groups to learn from; left out: {why}; {remedy}")
     if isinstance(options, DistillOptions):
         return

@@ -103,7 +103,10 @@ def train(
         raise ConfigError(f"{output} is not empty; expected a new or empty directory: choose another --output")
     training_dir = output / TRAINING
     if training_dir.exists():
-        raise ConfigError(f"{training_dir} holds an unfinished training; remove it, or choose another --output")
+        raise ConfigError(
+            f"{training_dir} holds an unfinished training, which --engine llamafactory cannot continue; remove "
+            "it, or choose another --output"
+        )
     training_dir.mkdir(parents=True)
     left_out = Counter[str]()
     selection = ExportSelection(
@@ -151,8 +154,8 @@ def command() -> list[str]:
     if python:
         if shutil.which(python) is None:
             raise ConfigError(
-                f"{PYTHON} names {python}, which is not an executable program; give "
-                "the python of LLaMA-Factory's environment"
+                f"{PYTHON} is set to {python}, which is not an executable program; set it to the python of "
+                "LLaMA-Factory's environment, DIR/bin/python"
             )
         return [python, "-c", _RUN_CODE]
     program = shutil.which("llamafactory-cli")
@@ -169,7 +172,8 @@ def _template(model: Path) -> str:
         kind = msgspec.json.decode((model / "config.json").read_bytes(), type=_Config).model_type
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(
-            f"{model} is not a model directory: config.json: {error}; give one that save_pretrained wrote"
+            f"{model}: its config.json cannot be read, or names no model_type: {error}; give the directory of a "
+            "model of transformers, with weights and tokenizer"
         ) from error
     if kind not in _TEMPLATE_BY_MODEL_TYPE:
         raise ConfigError(
@@ -202,7 +206,9 @@ def _datasets(
         info = source.parent / exporting.DATASET_INFO
         if not lines or not info.is_file():
             what = f"{info} is missing" if lines else f"{source / 'train.jsonl'} is missing or has no rows"
-            raise ConfigError(f"{what}; export again with: understudy export llamafactory")
+            raise ConfigError(
+                f"--from {source}: {what}; export again with: understudy export llamafactory RUN_DIR --output DIR"
+            )
         return [source.name], source.parent, lines
     names: list[str] = []
     rows = 0
@@ -309,7 +315,10 @@ def _run(arguments: list[str], log: Path, on_line: Callable[[str], None] | None)
                 start_new_session=True,
             )
         except OSError as error:
-            raise ConfigError(f"{arguments[0]} cannot be run: {error.strerror}; check {PYTHON}") from error
+            raise ConfigError(
+                f"LLaMA-Factory: {arguments[0]} cannot be started: {error.strerror}; set {PYTHON} to the python "
+                "of an environment that has LLaMA-Factory"
+            ) from error
         with process:
             assert process.stdout is not None
             try:
@@ -330,10 +339,11 @@ def _run(arguments: list[str], log: Path, on_line: Callable[[str], None] | None)
             if "export" in arguments
             else "lower --max-tokens, or give --gradient-checkpointing or --lora"
         )
-        raise ConfigError(f"LLaMA-Factory ran out of memory: {remedy}; see its output in {log}")
+        raise ConfigError(f"LLaMA-Factory ran out of memory; {remedy}. Its output is in {log}")
     raise ConfigError(
-        f"LLaMA-Factory ended with exit code {process.returncode}; see its output in {log}, which ends: "
-        f"{output[-_OUTPUT_CHARACTERS:].strip() or 'none'}"
+        f"LLaMA-Factory ended with exit code {process.returncode}; correct what its output in {log} reports, then "
+        "start again with another --output. The output ends: "
+        f"{output[-_OUTPUT_CHARACTERS:].strip() or '(it is empty)'}"
     )
 
 
@@ -349,7 +359,8 @@ def _install_model(produced: Path, model: Path, output: Path) -> None:
     """Move the new model into `output`; config.json goes last, since it marks a directory as a complete model."""
     if not any(produced.glob("*.safetensors")):
         raise ConfigError(
-            f"LLaMA-Factory wrote no weights to {produced}; see its output in {output / TRAINING / LOG}"
+            f"LLaMA-Factory wrote no weights to {produced}, expected *.safetensors; its output in "
+            f"{output / TRAINING / LOG} says why: correct that, then start again with another --output"
         )
     for name in _TOKENIZER_FILES:
         # Training changes the weights only: the tokenizer files stay byte for byte the same.

@@ -28,6 +28,14 @@ _STOP_S = 20.0
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
+def missing_instance_id(where: str) -> ConfigError:
+    """Return the error for a trainer's row without the id of its task; `where` is the key that should hold it."""
+    return ConfigError(
+        f"missing {where}, by which a rollout finds its task; make the dataset with `understudy export verl "
+        "RUN_DIR --form rl --output DIR`"
+    )
+
+
 class RolloutRunner:
     """Runs an agent on tasks, with a model whose sampling the caller provides.
 
@@ -121,8 +129,9 @@ class RolloutRunner:
         if not (directory / "store.db").exists():
             message = stderr[-_OUTPUT_TAIL:].decode(errors="replace").strip()
             raise BackendError(
-                f"understudy run ended with exit code {process.returncode} without a store; its output: "
-                f"{message or 'none'}; correct the cause, then start the training again"
+                f"{instance}: understudy run ended with exit code {process.returncode}, expected a store in "
+                f"{directory}; correct what its output reports, then start the training again. The output ends: "
+                f"{message or '(it is empty)'}"
             )
 
 

@@ -21,7 +21,7 @@ from skyrl.train.generators.base import GeneratorInterface, GeneratorOutput, Tra
 from understudy.errors import BackendError, ConfigError
 from understudy.train.engines import verl
 from understudy.train.engines.bridge import BridgeResponse, Generate
-from understudy.train.engines.rollout_process import RolloutRunner
+from understudy.train.engines.rollout_process import RolloutRunner, missing_instance_id
 from understudy.train.groups import TrainingRollout
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,10 @@ class UnderstudyGenerator(GeneratorInterface):
         """
         ids = input_batch["trajectory_ids"]
         if ids is None:
-            raise ConfigError("the batch has no trajectory_ids, by which SkyRL knows the groups; use its trainer")
+            raise ConfigError(
+                "the batch has no trajectory_ids, by which SkyRL tells the groups apart; call this generator from "
+                "SkyRL's own trainer, which sets them"
+            )
         extras = input_batch["env_extras"] or [{}] * len(ids)
         instances = [_instance_id(extra) for extra in extras]
         sampling = input_batch["sampling_params"] or {}
@@ -101,10 +104,7 @@ class UnderstudyGenerator(GeneratorInterface):
 def _instance_id(extra: Mapping[str, Any]) -> str:
     instance = (extra.get("extra_info") or {}).get("instance_id") or extra.get("instance_id")
     if not instance:
-        raise ConfigError(
-            "extra_info.instance_id is missing in the row; "
-            "make the dataset with `understudy export verl --form rl`"
-        )
+        raise missing_instance_id("extra_info.instance_id in the row")
     return str(instance)
 
 

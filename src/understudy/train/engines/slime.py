@@ -28,7 +28,7 @@ from slime.utils.types import Sample
 from understudy.errors import BackendError, ConfigError
 from understudy.train.engines import verl
 from understudy.train.engines.bridge import BridgeResponse, Generate
-from understudy.train.engines.rollout_process import RolloutRunner
+from understudy.train.engines.rollout_process import RolloutRunner, missing_instance_id
 from understudy.train.groups import TrainingRollout
 
 _log = logging.getLogger(__name__)
@@ -43,10 +43,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     """
     instance = (sample.metadata or {}).get("instance_id")
     if not instance:
-        raise ConfigError(
-            "instance_id is missing in the sample's metadata; make the dataset with `understudy export verl "
-            "--form rl`, and give slime --metadata-key extra_info"
-        )
+        raise missing_instance_id("instance_id in the sample's metadata (--metadata-key extra_info)")
     aborted = asyncio.Event()
     sampler = _sampler(args, sample.session_id, sampling_params, aborted)
     running = asyncio.ensure_future(

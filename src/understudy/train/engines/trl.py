@@ -82,7 +82,9 @@ class TRLRollouts:
         seed: int = 0,
     ) -> None:
         if not tasks:
-            raise ConfigError("no tasks to collect rollouts of; give at least one in `tasks`")
+            raise ConfigError(
+                "TRLRollouts(tasks=[]): expected at least one task to collect rollouts of; give some"
+            )
         self._model = model
         self._tasks = {task.instance_id: task for task in tasks}
         self._output = output
@@ -142,9 +144,10 @@ class TRLRollouts:
             tasks = [self._tasks[name] for name, count in samples_by_task.items() if count == samples]
             collected |= await self._collect(collector, tasks, samples, purpose)
         if not any(collected.values()):
+            newest = max(self._output.glob("wave-*"), default=self._output)
             raise BackendError(
-                f"none of {len(prompts)} rollouts can be learned from: {format_counts(self.left_out)}; "
-                f"see the reasons with `understudy show --dir` and the last directory of {self._output}"
+                f"none of {len(prompts)} rollouts can be learned from; left out: {format_counts(self.left_out)}; "
+                f"see the reasons with `understudy show --dir {newest}`, then start the training again"
             )
         blank = int(trainer.processing_class.eos_token_id)
         rows = [_row(collected[name].pop() if collected.get(name) else None, blank) for name in prompts]
@@ -173,7 +176,11 @@ class TRLRollouts:
             )
         for name, values in _SUPPORTED_VALUES.items():
             if (value := getattr(trainer.args, name, None)) not in values:
-                raise ConfigError(f"GRPOConfig({name}={value}) is not supported; give {values[0]}")
+                supported = " or ".join(map(str, values))
+                raise ConfigError(
+                    f"GRPOConfig({name}={value}) is unsupported, because the gateway passes on the temperature "
+                    f"only; give {supported}"
+                )
         temperature = float(trainer.args.temperature)
         settings = replace(self._settings, temperature=temperature, evaluation_temperature=temperature)
         directory = LoopDirectory(self._output)

@@ -81,13 +81,13 @@ def outputs(
     fitting = rows(rollout, lengths, left_out)
     if not fitting:
         raise ConfigError(
-            f"{rollout.rollout_id}: none of its {len(rollout.sequences)} sequences fits in "
-            f"data.max_prompt_length {lengths.prompt} and data.max_response_length {lengths.response}; raise "
-            "these settings of verl"
+            f"rollout {rollout.rollout_id}: none of its {len(rollout.sequences)} sequences fits in verl's "
+            f"data.max_prompt_length ({lengths.prompt}) and data.max_response_length ({lengths.response}); raise "
+            "these settings, or limit the agent's turns and answers"
         )
     if any(verl_row.logprobs is None for verl_row in fitting):
         raise ConfigError(
-            f"{rollout.rollout_id}: sequences without logprobs, which verl needs; collect rollouts "
+            f"rollout {rollout.rollout_id}: has sequences without logprobs, which verl needs; collect rollouts "
             'with tokens = "exact" in the gateway\'s configuration'
         )
     return [

@@ -21,10 +21,9 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
-from understudy.errors import ConfigError
 from understudy.train.engines import verl
 from understudy.train.engines.bridge import BridgeResponse
-from understudy.train.engines.rollout_process import RolloutRunner
+from understudy.train.engines.rollout_process import RolloutRunner, missing_instance_id
 
 
 class UnderstudyLoop(AgentLoopBase):
@@ -61,10 +60,7 @@ class UnderstudyLoop(AgentLoopBase):
         """
         instance = (kwargs.get("extra_info") or {}).get("instance_id")
         if not instance:
-            raise ConfigError(
-                "extra_info.instance_id is missing in the row; "
-                "make the dataset with `understudy export verl --form rl`"
-            )
+            raise missing_instance_id("extra_info.instance_id in the row")
         began = time.monotonic()
         number = int(kwargs.get("session_id", 0))
         rollout, steps = await self._runner.run(

@@ -84,8 +84,8 @@ def usable_tasks(tasks: Iterable[str], refused: Mapping[str, str]) -> list[str]:
     if not usable:
         reasons = format_refused(refused)
         raise TaskError(
-            "no task passed validation, so there is nothing to learn from; correct the tasks or give others, with "
-            f"another --output-dir:\n{reasons}"
+            "none of the --tasks passed validation, so there is nothing to learn from; correct them (`understudy "
+            f"tasks check` validates them again) or give others, with another --output-dir:\n{reasons}"
         )
     return usable
 

@@ -412,8 +412,8 @@ class Loop:
         if not summary.rollouts:
             reasons = format_refused(summary.refused_tasks)
             raise TaskError(
-                "none of the held-out tasks passed validation; correct them or give others, with another "
-                f"--output-dir:\n{reasons}"
+                "none of the --eval-tasks passed validation; correct them (`understudy tasks check` validates "
+                f"them again) or give others, with another --output-dir:\n{reasons}"
             )
         figures = await wave.task_counts()
         evaluation = Evaluation(

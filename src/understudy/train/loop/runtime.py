@@ -278,7 +278,8 @@ def _database_of(config: LoopConfig, runtime: LoopRuntime) -> StoreUrl | None:
         return location
     if location is None:
         raise ConfigError(
-            f"--engine {runtime.engine} needs the database that the workers serve; give it with --store postgresql://…"
+            f"--engine {runtime.engine} needs the database that the workers serve; give it with --store "
+            "postgresql://USER@HOST/DATABASE"
         )
     if not runtime.urls:
         raise ConfigError(
@@ -371,7 +372,10 @@ def model_digest(model: Path) -> str:
                     file.seek(max(0, size - _SAMPLE_BYTES))
                     digest.update(file.read())
     except OSError as error:
-        raise ConfigError(f"{model}: cannot be read: {error.strerror}; give a model's directory") from error
+        raise ConfigError(
+            f"{error.filename or model}: cannot be read: {error.strerror}; check its permissions, or give the "
+            "directory of another model"
+        ) from error
     return digest.hexdigest()[:16]
 
 
@@ -409,7 +413,8 @@ async def serving(
     key = os.environ.get(runtime.api_key_env) if runtime.api_key_env else None
     if runtime.api_key_env and not key:
         raise ConfigError(
-            f"the environment variable {runtime.api_key_env} is not set; set it to the server's API key"
+            f"--api-key-env: the environment variable {runtime.api_key_env} is not set; set it to the server's "
+            "API key, or leave the option out"
         )
     seen_as = PathMapping(directory.root, Path(runtime.seen_as)) if runtime.seen_as else None
     served = TrainedModelServer(
@@ -473,8 +478,8 @@ class CostClock:
         while True:
             if self._limit is not None and (seconds + self._every_s) * self._rate / 3600 > self._limit:
                 raise ConfigError(
-                    f"--max-cost: {seconds / 3600:.2f} hours at {self._rate:g} US dollars have used up "
-                    f"{self._limit:g} US dollars; run the same command again with a higher --max-cost"
+                    f"--max-cost: {seconds / 3600:.2f} hours at {self._rate:g} US dollars an hour have used up "
+                    f"{self._limit:g} US dollars; to continue, run the same command again with a higher --max-cost"
                 )
             before = time.monotonic()
             try:

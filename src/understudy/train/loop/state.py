@@ -180,7 +180,7 @@ class StepState(Struct, frozen=True, kw_only=True):
         if not 0 <= self.solved <= self.collected:
             raise ValueError(
                 f"step {self.step}: solved is {self.solved}, expected 0 to {self.collected}, the number of "
-                "collected rollouts: restore the file from a copy"
+                "collected rollouts"
             )
 
 
@@ -269,8 +269,8 @@ class LoopState(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if any(step.step != number for number, step in enumerate(self.steps, 1)):
             raise ValueError(
-                f"invalid numbers of steps {[step.step for step in self.steps]}; expected 1 to "
-                f"{len(self.steps)}, in this order: restore the file from a copy"
+                f"the steps have the numbers {[step.step for step in self.steps]}, expected 1 to "
+                f"{len(self.steps)}, in this order"
             )
 
     @property
@@ -442,10 +442,12 @@ def read_json(path: Path, kind: type[_T]) -> _T | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
+        raise StoreError(
+            f"{path}: cannot be read: {error.strerror}; check its permissions, then run the same command again"
+        ) from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreError(
-            f"{path}: invalid content ({error}); restore it, or start again in another --output-dir"
+            f"{path}: invalid content ({error}); restore it from a copy, or start again in another --output-dir"
         ) from error
 
 
@@ -475,7 +477,10 @@ def _explain_write_errors(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        reason = f"cannot be written: {error.strerror}; make room, then run the same command again"
+        reason = (
+            f"cannot be written: {error.strerror}; check the free disk space and the permissions of its "
+            "directory, then run the same command again"
+        )
         raise StoreError(f"{path}: {reason}") from error
 
 

@@ -207,7 +207,7 @@ class TrainerProcess(ChildProcess):
         why = "; the machine may have no memory left: lower --micro-batch-tokens" if killed else ""
         return ConfigError(
             f"the trainer's process ended {self._exit_description()}{why}; its last output: "
-            f"{self._log_tail()}. Correct the cause, then run the same command again"
+            f"{self._log_tail()}. Correct what it reports, then run the same command again, which continues"
         )
 
 

@@ -38,12 +38,14 @@ class ControlClient:
     ) -> None:
         try:
             url = URL(base_url)
-        except ValueError as error:
-            raise ConfigError(
-                f"invalid server address {base_url!r}: {error}; give one like http://127.0.0.1:8000"
-            ) from error
+        except ValueError:
+            url = URL("")
         if url.scheme not in ("http", "https") or not url.host:
-            raise ConfigError(f"invalid server address {base_url!r}; give one like http://127.0.0.1:8000")
+            address = base_url.rpartition("@")[2][:200]  # without a name and password
+            raise ConfigError(
+                f"invalid server address {address!r}; expected http:// or https:// and a host: give one like "
+                "http://127.0.0.1:8000"
+            )
         path = url.path.rstrip("/").removesuffix("/v1")
         self._url = str(url.with_path(path or "/"))
         self._api_key = api_key
@@ -199,7 +201,7 @@ class PathMapping(Struct, frozen=True):
         except ValueError:
             raise ConfigError(
                 f"{path} is not below {self.here}, the only directory whose path on the server is known "
-                f"({self.server}); write the weights there"
+                f"({self.server}); write the weights below {self.here}"
             ) from None
 
 
@@ -266,11 +268,12 @@ def check_weights(weights: Path, kind: WeightsKind) -> Path:
     needed, other = ("adapter_config.json", "config.json") if lora else ("config.json", "adapter_config.json")
     stems = ("adapter_model",) if lora else ("model", "pytorch_model")
     if not (path / needed).is_file():
-        hint = f"; it holds {'a whole model' if lora else 'a LoRA adapter'}" if (path / other).is_file() else ""
-        raise ConfigError(
-            f"{path} has no {needed}, which weights to publish as {kind} need{hint}; give another "
-            "directory, or publish in another way"
-        )
+        remedy = f"give a directory with {'a LoRA adapter' if lora else 'a model'}"
+        if (path / other).is_file():
+            remedy += (
+                f", or publish {'its model with --publish disk' if lora else 'its adapter with --publish lora'}"
+            )
+        raise ConfigError(f"{path} has no {needed}, which weights to publish as {kind} need; {remedy}")
     ends = ("safetensors", "bin")
     if not any(file.is_file() for stem in stems for end in ends for file in path.glob(f"{stem}*.{end}")):
         raise ConfigError(

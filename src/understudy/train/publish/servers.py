@@ -176,7 +176,7 @@ class SGLangPublisher(DiskPublisher):
 
     methods = ("disk", "lora")
     version_path = "/model_info"
-    missing = "is it an SGLang server, of version 0.5.20 or later?"
+    missing = "check that it is an SGLang server, of version 0.5.20 or later"
 
     @property
     def capabilities(self) -> PublisherCapabilities:

@@ -249,8 +249,9 @@ def pretrain(
         state = torch.load(checkpoint, weights_only=True)
         if state["asked"] != [steps, seed]:
             raise SystemExit(
-                f"{checkpoint} was written for {state['asked'][0]} steps with seed {state['asked'][1]}; "
-                "continue with these values, or delete it to start again"
+                f"{checkpoint} was written for {state['asked'][0]} steps with seed {state['asked'][1]}, but now "
+                f"{steps} steps with seed {seed} are asked for; continue with the former, or delete it to start "
+                "again"
             )
         model.load_state_dict(state["model"])
         for part, saved in zip([*optimizers, *schedules], state["parts"], strict=True):
