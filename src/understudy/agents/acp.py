@@ -94,7 +94,10 @@ class AcpAgent:
             return problems
         if python_path(cache_dir()).exists():
             return []
-        return ["the Python that drives agents in sandboxes is missing; run: understudy setup --agent gemini"]
+        return [
+            f"the Python that drives agents in sandboxes is missing ({python_path(cache_dir())}); make it with: "
+            "understudy setup --agent gemini"
+        ]
 
     def mounts(self) -> tuple[Mount, ...]:
         """Return mounts of the driver, and of the agent if it was fetched. Raises ConfigError."""

@@ -77,6 +77,12 @@ class Agent(Protocol):
         ...
 
 
+MISSING_COMMAND = (
+    "--agent shell needs a command, which runs in the task's tree; give it with --agent-command 'COMMAND'"
+)
+"""The problem of a shell agent without a command."""
+
+
 class ShellAgent:
     """Runs `sh -c COMMAND` in the task's tree.
 
@@ -94,7 +100,7 @@ class ShellAgent:
 
     def problems(self) -> list[str]:
         """Return a problem if no command was given."""
-        return [] if self._command else ["the shell agent needs a command; give one: --agent-command 'COMMAND'"]
+        return [] if self._command else [MISSING_COMMAND]
 
     def mounts(self) -> tuple[Mount, ...]:
         """Return no mounts. Raises ConfigError when no command was given."""

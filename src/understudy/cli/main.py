@@ -128,7 +128,8 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             if error.errno == errno.EPIPE:
                 sys.exit(1)  # not an error: the reader has closed the pipe (`| head`)
-            _end(f"cannot write to stdout or to a file: {error.strerror}; free some disk space", EXIT_ERROR)
+            reason = f"cannot write to stdout or to a file: {error.strerror}"
+            _end(f"{reason}; check the disk's free space and quota, then run the same command again", EXIT_ERROR)
     except KeyboardInterrupt:
         _end("interrupted", EXIT_INTERRUPTED)
 

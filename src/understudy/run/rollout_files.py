@@ -127,7 +127,9 @@ class RolloutFiles:
         if self._failures:
             first = next(iter(self._failures.values()))
             notes.append(
-                f"{len(self._failures)} outputs could not be written; run the same command again: {first}"
+                f"{len(self._failures)} outputs could not be written, though the store has all of them: {first}; "
+                "free some disk space or correct the permissions, then run the same command again, which writes "
+                "them"
             )
         return tuple(notes)
 

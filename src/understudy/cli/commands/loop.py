@@ -12,6 +12,7 @@ import msgspec
 import typer
 from msgspec import Struct, field
 
+from understudy.agents.base import MISSING_COMMAND
 from understudy.cli import EXIT_INTERRUPTED
 from understudy.cli.interrupts import run_stoppable
 from understudy.cli.options import command
@@ -137,7 +138,7 @@ def _check(settings: LoopSettings) -> None:
             "understudy tasks make functions --count 64 --output train.jsonl"
         )
     if agent.only_agent == "shell" and agent.agent_command is None:
-        raise ConfigError("the shell agent needs a command; give one with --agent-command 'COMMAND'")
+        raise ConfigError(MISSING_COMMAND)
     if schedule.backend not in SERVERS:
         raise ConfigError(
             f"--backend {schedule.backend}: unsupported for training; give one of {', '.join(SERVERS)}"

@@ -333,7 +333,7 @@ def _train_with_llamafactory(model: Path, settings: SFTSettings, as_json: bool) 
     }
     if rejected := [option for option, value in unsupported.items() if value]:
         raise ConfigError(
-            f"{', '.join(rejected)}: unsupported with --engine llamafactory; leave out, or use --engine trl"
+            f"{', '.join(rejected)}: unsupported with --engine llamafactory; leave this out, or use --engine trl"
         )
     result = llamafactory.train(
         model,

@@ -205,9 +205,10 @@ def _datasets(
         lines = (source / "train.jsonl").read_bytes().count(b"\n") if (source / "train.jsonl").is_file() else 0
         info = source.parent / exporting.DATASET_INFO
         if not lines or not info.is_file():
-            what = f"{info} is missing" if lines else f"{source / 'train.jsonl'} is missing or has no rows"
+            problem = f"{info} is missing" if lines else f"{source / 'train.jsonl'} is missing or has no rows"
             raise ConfigError(
-                f"--from {source}: {what}; export again with: understudy export llamafactory RUN_DIR --output DIR"
+                f"--from {source}: {problem}; export again with: understudy export llamafactory RUN_DIR --output "
+                "DIR"
             )
         return [source.name], source.parent, lines
     names: list[str] = []

@@ -239,7 +239,11 @@ class TRLRollouts:
         missing = samples * len(tasks) - sum(map(len, rollouts.values()))
         if missing:
             _log.warning(
-                "%s: %d rollouts cannot be learned from: %s", directory, missing, format_counts(self.left_out)
+                "%s: %d rollouts cannot be learned from; left out so far: %s; see `understudy show --dir %s`",
+                directory,
+                missing,
+                format_counts(self.left_out),
+                directory,
             )
         return rollouts
 

@@ -560,4 +560,4 @@ class TrackingWatcher(Watcher):
     def _log_failure(self, done: Future[Any]) -> None:
         if (error := done.exception()) is not None and self._open:
             self._open = False
-            _log.warning("tracking stopped, because a tracker failed: %s", error)
+            _log.warning("tracking stopped, because a tracker failed: %s; metrics.jsonl is still written", error)

@@ -106,14 +106,16 @@ def _load_updater(model: Path, options: GRPOOptions, resume: Path | None, refere
     return Updater(model, options, resume=resume, reference=reference)
 
 
+_OTHER_RELEASE = (
+    "the loop and its trainer's process may be of different releases of Understudy: install the same for both"
+)
+
+
 def _execute(updater: Any, command: TrainerCommand) -> dict[str, Any]:
     from understudy.train.groups import read_groups, write_token_values
 
     if command.op != "update":
-        raise ConfigError(
-            f"invalid op {command.op!r}; expected 'update'; another release of Understudy may be installed "
-            "there: install the same for both"
-        )
+        raise ConfigError(f"invalid op {command.op!r}, expected 'update'; {_OTHER_RELEASE}")
     updater.keeps_token_values = bool(command.token_values)
     report = updater.update(read_groups(Path(command.groups)), command.step, command.version or None)
     if command.token_values:
@@ -139,8 +141,10 @@ def _command_lines() -> SimpleQueue[bytes]:
 
 
 def _send_error(output: BinaryIO, error: Exception, decoded: str) -> None:
-    """Respond with an error. Any error but an UnderstudyError is a decoding error of `what`."""
-    reported = error if isinstance(error, UnderstudyError) else ConfigError(f"{decoded}: {error}")
+    """Respond with an error. Any error but an UnderstudyError is a decoding error of what is `decoded`."""
+    reported = (
+        error if isinstance(error, UnderstudyError) else ConfigError(f"{decoded}: {error}; {_OTHER_RELEASE}")
+    )
     _send(output, {"error": info_of(reported)})
 
 
