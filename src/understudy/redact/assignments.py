@@ -118,10 +118,12 @@ _DATA_ONLY = re.compile(
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{40,8192}={0,2}")  # may begin with a slash, like a path
 _STEP_TOKEN = re.compile(
     r"(?i)(?:(?<![a-z])|(?-i:(?<=[a-z])(?=[A-Z])))"
-    r"(?:change|request|next|page|pagination|continuation|idempoten\w{1,3}|cursor|sync|lock|cancel(?:lation)?)"
+    r"(?:change|client|postman|request|next|page|pagination|continuation|idempoten\w{1,3}|cursor|sync|lock|cancel(?:lation)?)"
     r"[_\- .]?$"
 )
 """Words before `token` with which it names a step of a protocol and protects nothing, such as `next`."""
+_PAGE_TOKEN = re.compile(r"(?i)(?:next|continuation|pagination|page)[_\- .]?$")
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _PUBLIC = re.compile(r"(?i)(?:public|publishable)[_\- .]?$")
 _DOTTED_NAME = re.compile(r"(?:[A-Za-z_]\w*\.)+(?P<last>[A-Za-z_]\w*)", re.ASCII)
 _SLUG = re.compile(r"(?:[a-z]{2,16}[-_])+(?:[a-z]{2,16}|[0-9]{1,3})")
@@ -262,6 +264,10 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
         return None
     if name == "token" and _is_hash(secret) and _STEP_TOKEN.search(before):
         return None
+    if name == "token" and _PAGE_TOKEN.search(before):
+        return None
+    if name == "secret" and ((_is_id(rest.group()) and _UUID.fullmatch(secret) is None) or "arn:" in before):
+        return None  # the id of an object that holds a secret
     # Keys of caches are hashes too, but not in a URL's query (`?key=…`), or in `your key is …`.
     of_service = before[-1:] in ("?", "&") or match["prose"] is not None
     bare = name == "key" and not of_service and _is_bare(before, rest.group())
@@ -298,6 +304,10 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
 def _names_no_secret(name: str) -> bool:
     """Return whether a name with a word for secrets has a value of another kind, such as `token_count`."""
     return _NOT.search(name) is not None
+
+
+def _is_id(name: str) -> bool:
+    return name.lower().endswith("id")
 
 
 def _is_bare(before: str, rest: str) -> bool:

@@ -114,6 +114,13 @@ COMMANDS = (
         rf"\w{{8,17}}[ \t]{{1,4}}[\w.@-]{{1,64}}[ \t]{{1,4}}{_VALUE}",
         _is_varied,
     ),
+    # sqlplus NAME/PASSWORD@HOST
+    _place(
+        "sqlplus |expdp |impdp |oracle:thin:",
+        r"""(?:(?:sqlplus|expdp|impdp)(?:[ \t]-\S{1,3})?[ \t]{1,4}["']?|oracle:thin:)"""
+        r"""\w{1,30}/([^\s"'/@\\]{6,128})@""",
+    ),
+    _place("requirepass ", rf"requirepass[ \t]{{1,4}}{_VALUE}"),
     _place("/user:", rf"(?i:/user):[\w\\.@-]{{1,64}}[ \t]{{1,4}}{_VALUE}"),
     _place("nmcli ", rf"nmcli{_OF}password[ \t]{{1,4}}{_VALUE}"),
     _place("smbclient ", rf"smbclient{_OF}-U[ \t]{{0,2}}{_Q}[\w\\./@-]{{1,64}}%{_VALUE}"),

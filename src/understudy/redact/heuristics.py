@@ -37,7 +37,7 @@ _PUBLISHED = frozenset(_PUBLISHED_TEXT.split())
 """Secrets in the specifications of OAuth, WebSocket and PKCE, and in the documentation of Twitter and AWS."""
 _NAMED = re.compile(r"[A-Z]+(?:[_:-][A-Z]+)+")
 """A placeholder that names the value to put in its place: `API_KEY`."""
-_TOKEN = re.compile(r"[\w.~+/=|-]+", re.ASCII)
+_TOKEN = re.compile(r"[\w.~+/=|:-]+", re.ASCII)
 _HASH_OF = re.compile(r"(?i)(?:sha-?(?:1|224|256|384|512)|md5|crc32|blake2[bs])[:-]|data:[a-z]{1,20}/")
 _FILE_NAME = re.compile(
     r"(?i)[\w.*/-]+\.(?:pem|key|crt|cer|der|p12|pfx|jks|json|ya?ml|toml|txt|env|ini|cfg|conf|properties|xml|md|"
@@ -45,7 +45,7 @@ _FILE_NAME = re.compile(
 )
 _LEET = str.maketrans("013457@$", "oleastas")
 _REFERENCE = re.compile(
-    r"""(?xi) \$ | <.*>?$ | \{ | \( | %[({sdv] | \[ | \.{2} | \*{2} | x{3,}$ | -+$ | @ [a-z]
+    r"""(?xi) \$(?!\w{60}) | <.*>?$ | \{ | \( | %[({sdv] | \[ | \.{2} | \*{2} | x{3,}$ | -+$ | @ [a-z]
     | (?:process|os|env|self|this|config|settings|secrets?|vars?|args|options|opts|props|req|request|ctx|params|
         data|user|state|response|res|json|body|event|process\.env|import\.meta|app|client|session|ssm|vault|var|local|
         module|github|inputs|steps|needs|matrix|values|input|form|payload|creds?|credentials?)\b [.\[(]

@@ -1,7 +1,7 @@
 """Our own rules: what is looked for in a text, where, and what of it is replaced.
 
-Credentials in HTTP headers, cookies, signed URLs, command lines, URLs and assignments; e-mail addresses and home
-directories. A rule is tried only where one of its needles stands (`search.find_secrets`).
+Credentials in HTTP headers, cookies and URLs; e-mail addresses and home directories; the tables of other modules.
+A rule is tried only where one of its needles stands (`search.find_secrets`).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _cookies(text: str, position: int) -> Hits:
         return _NONE
     hits = [*_cookie_pairs(text, *match.span("value"), "ookie")]
     own = _COOKIE_VALUE.match(text, position)  # a cookie whose name ends so: `.AspNetCore.Cookies=…`
-    if own is not None and not is_reference(own[1]) and looks_random(own[1]) and not is_encoded_example(own[1]):
+    if own and not is_reference(own[1]) and looks_random(own[1]) and not is_encoded_example(own[1]):
         hits.append(secret_at("cookie", text, *own.span(1)))
     return hits
 
@@ -401,8 +401,10 @@ _RESERVED_HOST = re.compile(
 _BEARER = re.compile(r"earer[ \t:=]{1,4}(?:\\{0,7}[\"'])?([\w.~+/=-]{16,4096})", re.ASCII)
 _BASIC = re.compile(r"(?i:basic)[ \t]{1,4}([A-Za-z0-9+/=_-]{8,1024})", re.ASCII)
 _CURL = re.compile(
-    r"""(?<![\w-])(?:-u|--user)[ \t=]{0,4}\\{0,7}["']?([^\s:"'\\$\0]{1,256}):([^\s"'\\\0]{4,256})?"""
+    r"""(?<![\w-])(?:-u|--user|--proxy-user|-U)[ \t=]{0,4}\\{0,7}["']?([^\s:"'\\$\0]{1,256}):"""
+    r"""(?:\\{0,7}["'])?([^\s"'\\\0]{4,256})?"""
 )
+_CURL_USERS = ("-u", "--proxy-u", "-U")
 _CURL_COOKIES = re.compile(r"""(?<![\w-])-b[ \t]{0,4}\\{0,7}["']?(?=[\w.%-]{1,80}=)""")
 _WEBHOOK = re.compile(
     r"hooks(?:\.slack\.com/(?:services|workflows|triggers)/([A-Za-z0-9_/]{20,120})|/(\d{15,22}/[\w-]{40,100}))",
@@ -492,8 +494,8 @@ def _basic(text: str, position: int) -> Hits:
 
 def _curl(text: str, position: int) -> Hits:
     hits: list[SecretMatch] = []
-    option = text.find("-u", position, position + 600)
-    match = _CURL.search(text, max(option - 1, 0), position + 600) if option >= 0 else None
+    options = [at for at in (text.find(one, position, position + 600) for one in _CURL_USERS) if at >= 0]
+    match = _CURL.search(text, max(min(options) - 2, 0), position + 600) if options else None
     if match is not None:
         for group in (1, 2):
             value = match[group]
@@ -582,9 +584,7 @@ RULES = (
     # `home` must follow a separator of a path, or the end of an escaped one, as in `%2Fhome`.
     RedactionRule((b"home", b"users"), _home_user, re.compile(r"(?<=[/\\\-FCfc])")),
 )
-"""The rules for secrets that are recognised by their context, without those of `place_rules`. `tokens` has those
-that are recognised by their form.
-"""
+"""The rules for secrets that are recognised by their context; more are in `place_rules`, others in `tokens`."""
 
 
 @cache

@@ -145,6 +145,11 @@ anaconda.org/t/    anaconda\.org/t/([\w-]{20,60})(?=/)
 ftqq.com/          ftqq\.com/(SCT[\w]{20,60})
 render.com/deploy/ render\.com/deploy/[\w-]{1,60}\?key=([\w-]{8,40})
 quiknode.pro/      quiknode\.pro/([0-9a-f]{30,60})
+/with/key/         /with/key/([\w-]{20,60})
+make.com/          make\.com/(\w{20,60})
+tions/deploy/      tions/deploy/(prj_\w{20,40}/\w{8,20})
+hq.com/v1/input/   hq\.com/v1/input/([0-9a-f]{32})
+/bot               /bot(\d{8,10}:AA[\w-]{32,35})(?![\w-])
 """
 """Addresses of which a part of the path is what protects them: the needles, and the pattern."""
 
@@ -258,6 +263,14 @@ SURROUNDINGS = (
         rf"""(?:[\w.]{{1,20}}\([ ]?\\{{0,7}}["']|\n> ){_HEADER}\\{{0,7}}["']?[:,][ ]?(?:\\{{0,7}}["'])?"""
         rf"""{_HEADER_VALUE}""",
         is_generated,
+    ),
+    # the body of a key of PuTTY or OpenVPN
+    _place(
+        "private-key",
+        "private-lines: |static key v1---",
+        r"(?:(?i:private-lines): \d{1,3}|(?i:static key v1)-----)(?:\r?\n|\\{1,7}n)"
+        r"([A-Za-z0-9+/=]{32,64}(?:(?:\r?\n|\\{1,7}n)(?:[A-Za-z0-9+/]{32,64}={0,2}|[A-Za-z0-9+/]{1,63}={1,2})){0,60})",
+        lambda value: looks_random(value[:32]),
     ),
     # WordPress' keys and salts
     _place(

@@ -192,6 +192,14 @@ runway-key         key_                                           [0-9a-f]{128}(
 zuplo-key          zpka_                                          [a-z0-9]{32}_[0-9a-f]{8}(?![A-Za-z0-9])
 sendinblue-key     xsmtpsib-                                      [0-9a-f]{64}-[A-Za-z0-9]{16}
 telnyx-key         KEY0                                           [0-9A-F]{31}_[\w-]{22}(?![\w-])
+africastalking-key atsk_                                          [0-9a-f]{64}
+dingtalk-secret    SEC                                            [0-9a-f]{64}(?![A-Za-z0-9])
+honeycomb-key      hcaik_|hcbik_|hcxik_|hcxlk_                    [a-z0-9]{50,64}
+k3s-token          K10                                            [0-9a-f]{64}::[a-z]{4,12}:[\w.]{16,64}
+onesignal-key      os_v2_app_|os_v2_org_                          [a-z2-7]{60,110}
+payment-key        live_                                          (?:[A-Za-z0-9]{30}|[\w-]{40}|[\w-]{43})(?![\w-])
+porkbun-key        sk1_|pk1_                                      [0-9a-f]{64}
+yandex-token       y0_                                            [\w-]{50,70}
 mercadopago-token  APP_USR-                                       \d{10,20}-\d{6}-[0-9a-f]{32}-\d{6,12}
 nightfall-key      NF-                                            (?:[0-9a-f]{32}|[0-9A-F]{32})(?![A-Za-z0-9])
 """
@@ -297,7 +305,7 @@ _lead_backwards = re.compile(
 """What `_lead` matches, read from its end: most dots are rejected by it in a tenth of the time of a search."""
 _turn = re.compile(r"(?<=[a-z])[A-Z]|(?<=[A-Z])[a-z]")
 _LEAD_LENGTH = 48
-_LIKE_NAMES = ("openai-key", "freemius-key", "crates-token", "vault-token", "stackhawk-key")
+_LIKE_NAMES = ("payment-key", "openai-key", "freemius-key", "crates-token", "vault-token", "stackhawk-key")
 """Rules whose tokens must look random, because names begin like them."""
 _DIGEST = re.compile(r"(?:[a-z]{2,20}[_-]){0,8}[0-9a-f]{1,31}")
 _LONG_DIGEST = re.compile(r"[0-9a-f]{32,64}")
