@@ -53,7 +53,7 @@ def store_status(store: Store, run_id: str | None = None) -> StoreStatus:
         chosen = [queue for queue in queues if queue.run_id == run_id]
         if not chosen:
             names = ", ".join(queue.run_id for queue in queues[-_MOST_RUNS:])
-            remedy = f"give one of: {names}" if names else "it has none at all yet: name another store with --dir"
+            remedy = f"give one of: {names}" if names else "it has none at all yet: give the directory of another"
             raise ConfigError(f"--run: {store.location} has no run {run_id[:200]!r} with rollouts; {remedy}")
     else:
         chosen = [queue for queue in queues if queue.is_open] or queues[-1:]

@@ -162,8 +162,8 @@ def newest_run(runs: Path) -> Path:
     stores = {path.parent: path.stat().st_mtime for path in runs.glob("*/store.db*")}
     if not stores:
         raise ConfigError(
-            f"{runs.absolute()} has no output directory of a run (*/store.db); name a run with --dir, or begin "
-            "one with `understudy run`"
+            f"{runs.absolute()} has no output directory of a run (*/store.db); name the directory of a run "
+            "(--help says how), or begin one with `understudy run`"
         )
     return max(stores, key=lambda path: stores[path])
 
