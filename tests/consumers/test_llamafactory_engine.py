@@ -181,5 +181,5 @@ def test_a_model_whose_template_is_not_known_is_refused(
     (bare / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(ConfigError, match="'mamba'"):
         llamafactory.train(bare, [store], tmp_path / "new", OPTIONS)
-    with pytest.raises(ConfigError, match="its config.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"its config\.json cannot be read"):
         llamafactory.train(tmp_path, [store], tmp_path / "new", OPTIONS)

@@ -182,7 +182,7 @@ async def test_a_dry_run_estimates_and_sends_nothing(
     ("arguments", "message"),
     [
         (["nowhere", "-t", "good.toml"], "nowhere does not exist"),
-        (["s", "-t", "none.toml"], "cannot read none.toml"),
+        (["s", "-t", "none.toml"], "--teachers none.toml: cannot be read"),
         (["s", "-t", "bad.toml"], "teachers.one.backend"),
         (["s", "-t", "good.toml", "--judge", "nobody"], "unknown teacher 'nobody'"),
         (["s", "-t", "good.toml", "--where", "nonsense ="], "cannot select states"),

@@ -17,7 +17,7 @@ from understudy.gateway.config import GatewayConfig, ModelsConfig
 from understudy.gateway.factory import open_gateway
 from understudy.gateway.keys import digest_of, new_key
 from understudy.gateway.session import GatewaySession
-from understudy.replay.teachers import JUDGE, Teacher
+from understudy.replay.teachers import Teacher
 from understudy.store import Store
 from understudy.types import Call
 
@@ -152,8 +152,7 @@ async def connect(teacher: Teacher, keys: AskKeys, calls: AskCalls) -> AsyncGene
         try:
             gateway = await stack.enter_async_context(open_gateway(config, calls, lambda _: keys))
         except ConfigError as error:
-            table = JUDGE if teacher.name == JUDGE else f"teachers.{teacher.name}"
-            raise ConfigError("--teachers: " + str(error).replace("models.high", table, 1)) from error
+            raise ConfigError("--teachers: " + str(error).replace("models.high", teacher.table, 1)) from error
         url = await gateway.gateway.start_tcp("127.0.0.1", 0)
         unbounded = aiohttp.ClientTimeout(total=None)
         client = await stack.enter_async_context(

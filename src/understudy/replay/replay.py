@@ -210,7 +210,7 @@ class Replay:
         settled = {ask.id for ask in self._asks.of_replay(self._options.name) if self._settled(ask)}
         counts, shares, planned = plan(self._stored, self._teachers, self._options, settled)
         for teacher_state in self._teachers_needed(counts, shares):
-            secret_of(teacher_state.teacher.name, teacher_state.teacher.model)
+            secret_of(f"--teachers: {teacher_state.teacher.table}", teacher_state.teacher.model)
         estimate(planned, self._stored, self._teachers, counts, shares)
         return counts, shares
 

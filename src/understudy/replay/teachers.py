@@ -59,6 +59,11 @@ class Teacher(Struct, frozen=True, kw_only=True, dict=True):
     config: TeacherConfig
     family: str | None
 
+    @property
+    def table(self) -> str:
+        """The name of its table in the file, with which errors begin."""
+        return JUDGE if self.name == JUDGE else f"teachers.{self.name}"
+
     @cached_property
     def model(self) -> ModelConfig:
         """The configuration for the gateway, which sends each request only once, because every try may be
