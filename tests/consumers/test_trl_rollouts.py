@@ -138,7 +138,7 @@ def test_a_rollout_that_failed_has_no_reward_and_is_not_learned(
     assert all(made["reward"][at] in (0.0, 1.0) and sum(made["env_mask"][at]) > 0 for at in (0, 2))
     assert made["rollout_id"][0] != made["rollout_id"][2]
     with pytest.raises(
-        BackendError, match=r"none of 1 rollouts can be learned from; left out: .* without a verdict"
+        BackendError, match=r"none of the 1 rollouts of step 0 can be learned from, .*: .* without a verdict"
     ):
         rollouts([names[1]], trainer)
     trainer.rollout_func = lambda prompts, _: {key: (values * 3)[: len(prompts)] for key, values in made.items()}

@@ -13,6 +13,7 @@ import pytest
 
 from understudy.errors import ConfigError, SandboxError, SandboxLost
 from understudy.sandbox.base import Mount, SandboxSpec, labelled, load_sandboxes, open_kind
+from understudy.sandbox.remote import messages
 from understudy.sandbox.remote.ssh import SshSandboxes
 
 from support import ssh_server
@@ -51,6 +52,20 @@ async def test_files_go_there_once(machine: ssh_server.SshMachine, tree: Path) -
         assert (await sandbox.read("only here")).decode() == (tree / "only here").read_text()
         await sandbox.close()
         assert len(set(trees.glob("*/content")) - before) == 1
+
+
+async def test_a_file_that_is_too_long_for_a_message_is_refused_and_the_sandbox_goes_on(
+    machine: ssh_server.SshMachine, tree: Path
+) -> None:
+    sandbox = await SshSandboxes(**machine.options).open(SandboxSpec(tree=tree))
+    try:
+        size = messages.MESSAGE_BYTES + 1
+        await sandbox.run(["truncate", "-s", str(size), "long"], timeout_s=30)
+        with pytest.raises(SandboxError, match="expected at most 160 MiB in one message"):
+            await sandbox.read("long", limit=size)
+        assert await sandbox.read("README") == b"as it was\n"
+    finally:
+        await sandbox.close()
 
 
 async def test_it_ends_with_our_process_at_its_deadline_or_when_it_is_reaped(

@@ -175,11 +175,14 @@ def report_lines(raw: bytes, decode: Callable[[bytes], T]) -> Iterator[T]:
         yield line
 
 
-async def read_result_file(sandbox: Sandbox, path: str, limit: int) -> bytes | None:
-    """Return a file that the checks wrote: b"" if it is missing, None if it is unusable.
+class UnusableFile(ValueError):
+    """A file that the checks wrote is too large, a pipe, a directory or unreadable: the tested code's fault."""
 
-    Unusable (too large, a pipe, a directory, unreadable) can only be the tested code's fault. Raises SandboxError
-    when the sandbox is broken.
+
+async def read_written_file(sandbox: Sandbox, path: str, limit: int) -> bytes:
+    """Return a file that the checks wrote, b"" if it is missing.
+
+    Raises UnusableFile, and SandboxError when the sandbox is broken.
     """
     try:
         return await sandbox.read(path, limit=limit)
@@ -187,7 +190,18 @@ async def read_result_file(sandbox: Sandbox, path: str, limit: int) -> bytes | N
         return b""
     except SandboxLost:
         raise
-    except SandboxError:
+    except SandboxError as error:
         # raises SandboxError if the sandbox, not the file, is the problem
         await sandbox.run(["true"], timeout_s=30, cwd="/")
+        raise UnusableFile(str(error)) from error
+
+
+async def read_result_file(sandbox: Sandbox, path: str, limit: int) -> bytes | None:
+    """Return a file that the checks wrote: b"" if it is missing, None if it is unusable (see `read_written_file`).
+
+    Raises SandboxError when the sandbox is broken.
+    """
+    try:
+        return await read_written_file(sandbox, path, limit)
+    except UnusableFile:
         return None

@@ -19,10 +19,11 @@ from msgspec.structs import replace
 from understudy.checks.base import (
     CheckResult,
     GradingOptions,
+    UnusableFile,
     check_not_killed,
     failed_result,
     output_tail,
-    read_result_file,
+    read_written_file,
 )
 from understudy.checks.runtime_events import SEPARATE_OUTPUT, Watch, count_programs, read_processes, with_events
 from understudy.checks.startup_files import (
@@ -159,9 +160,12 @@ async def _written_reward(sandbox: Sandbox, path: str) -> float | None:
     """
     json_path = posixpath.splitext(path)[0] + ".json"
     for name in (path, json_path):
-        content = await read_result_file(sandbox, name, _REWARD_BYTES)
-        if content is None:
-            raise ValueError(f"{name}: expected a readable regular file of at most {_REWARD_BYTES} bytes")
+        try:
+            content = await read_written_file(sandbox, name, _REWARD_BYTES)
+        except UnusableFile as error:
+            raise ValueError(
+                f"{name}: {error}; expected a readable regular file of at most {_REWARD_BYTES} bytes"
+            ) from error
         text = content.decode(errors="replace").strip()
         if not text:
             continue

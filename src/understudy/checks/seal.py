@@ -62,8 +62,9 @@ async def read_hidden(sandbox: Sandbox, task: Task) -> HiddenFiles:
                 files[path] = await sandbox.read(posixpath.join(sandbox.workdir, path), limit=_FILE_BYTES)
             except FileNotFoundError as error:
                 raise GraderError(
-                    f"task {task.instance_id}: checks.test_patch was applied, but the file {path} that it writes "
-                    "is not there; correct checks.test_patch in the task"
+                    f"task {task.instance_id}: checks.test_patch was applied, but {path}, which it writes, "
+                    "cannot be found; expected a regular file, or a link to a file of the tree: add the link's "
+                    "target to checks.test_patch, or remove the link"
                 ) from error
     return files
 

@@ -79,8 +79,9 @@ async def _model(key: str, model: ModelConfig) -> Backend | Relay:
     secret, urls = secret_of(key, model), model.urls
     if model.backend == "embedded" and not urls:
         raise ConfigError(
-            f"{key}.base_url: missing; give the embedded server's address, which `python -m "
-            "understudy.model.server` prints (only `understudy run` starts one itself)"
+            f"{key}.base_url: missing, expected the address of a running embedded server (only `understudy run` "
+            "starts one itself); start one with `python -m understudy.model.server --weights DIR --port 8000` and "
+            'give base_url = "http://127.0.0.1:8000/v1"'
         )
     urls = urls or (_PROVIDERS[model.backend].url,)
     client: dict[str, Any] = {"timeout_s": model.timeout_s, "resend": model.resend}

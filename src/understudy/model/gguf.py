@@ -41,11 +41,15 @@ def open_gguf(file: Path) -> Any:
         raise ConfigError(
             f"{file}: damaged or truncated GGUF file ({reason_of(error)}); download it again"
         ) from error
-    size = file.stat().st_size
-    if not ends or max(ends) > size:
+    if not ends:
         raise ConfigError(
-            f"{file}: truncated GGUF file: it has {size} bytes, expected {max(ends, default=0)} or more; download "
-            "it again"
+            f"{file}: has no tensors, expected the weights of a model (some GGUF files are a vocabulary alone); "
+            "give another GGUF file"
+        )
+    size = file.stat().st_size
+    if max(ends) > size:
+        raise ConfigError(
+            f"{file}: truncated GGUF file: it has {size} bytes, expected {max(ends)} or more; download it again"
         )
     return reader
 

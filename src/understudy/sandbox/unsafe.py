@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from understudy.errors import SandboxError
 from understudy.sandbox.base import Completed, Sandbox, Sandboxes, SandboxSpec, below, mount_number
@@ -180,6 +181,24 @@ def _fill(root: Path, tree: Path) -> None:
     (root / "tmp").mkdir()
 
 
+def _copy_problem(error: OSError, tree: Path, root: Path) -> str:
+    """Return the text about a tree that could not be copied. A `shutil.Error` lists all files that failed, as
+    triples of source, copy and reason.
+    """
+    what, reason, more = str(tree), str(error), ""
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list) and error.args[0]:
+        failed = cast("list[tuple[str, str, str]]", error.args[0])
+        what, reason = failed[0][0], failed[0][2]
+        more = f" (and {len(failed) - 1} more files)" if len(failed) > 1 else ""
+    is_full = any(os.strerror(number) in reason for number in (errno.ENOSPC, errno.EDQUOT))
+    remedy = (
+        f"free some space in {root.parent}, or set TMPDIR to another directory"
+        if is_full
+        else f"make all files of the tree readable (chmod -R u+r {tree})"
+    )
+    return f"cannot copy {what} to {root}: {reason}{more}; {remedy}"
+
+
 class UnsafeSandboxes(Sandboxes):
     """Opens directories in place of sandboxes; see the warning of this module."""
 
@@ -195,9 +214,6 @@ class UnsafeSandboxes(Sandboxes):
             await asyncio.wait({filling})  # a thread cannot be cancelled
             _remove(root)
             if isinstance(error, OSError):
-                raise SandboxError(
-                    f"cannot copy the tree {spec.tree} to {root}: {error}; "
-                    f"{write_remedy(error, 'make all files of the tree readable')}"
-                ) from error
+                raise SandboxError(_copy_problem(error, spec.tree, root)) from error
             raise
         return UnsafeSandbox(spec, root)

@@ -127,8 +127,10 @@ def pack_ids(ids: Sequence[int]) -> Ids:
     try:
         data = _encode(ids)
     except (TypeError, OverflowError) as error:
+        invalid = next((id_ for id_ in ids if type(id_) is not int or not -(1 << 63) <= id_ < 1 << 64), None)
         raise StoreError(
-            f"invalid token ids: {error}; expected integers that fit in 64 bits: check the model server's response"
+            f"invalid token ids: {error}: got {invalid!r:.80}, expected integers that fit in 64 bits; correct "
+            "what is passed as prompt_token_ids or completion_token_ids"
         ) from error
     # Drop the array's header, which holds the count in one, three or five bytes.
     return data[1 if len(ids) < 16 else 3 if len(ids) < 65_536 else 5 :]

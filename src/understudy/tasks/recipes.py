@@ -7,6 +7,7 @@ import re
 from msgspec import Struct
 
 from understudy.errors import ConfigError, TaskError
+from understudy.tasks.rows import ROW_REMEDY
 
 # --- images --------------------------------------------------------------------------------------------
 
@@ -49,14 +50,14 @@ def instance_image(instance_id: str, choice: ImageChoice, namespace: str = "sweb
     return name if chosen in ("", "none") else f"{chosen}/{name.replace('__', '_1776_')}"
 
 
-def named_image(image: str, choice: ImageChoice) -> str:
-    """Return an image that a row names, with the namespace and tag replaced by those of `choice`. Raises
-    TaskError.
+def named_image(image: str, choice: ImageChoice, key: str) -> str:
+    """Return the image that a row names under `key`, with the namespace and tag replaced by those of `choice`.
+    Raises TaskError.
     """
     if not _IMAGE.fullmatch(image):
         raise TaskError(
-            f"image: invalid name {image[:80]!r}; expected one such as registry/name:tag, without blanks and at "
-            "most 255 characters: correct it"
+            f"{key}: invalid name {image[:80]!r}; expected one such as registry/name:tag, with a "
+            f"lower-case name, no blanks and at most 255 characters: {ROW_REMEDY}"
         )
     if choice.namespace is None and choice.instance_image_tag is None:
         return image

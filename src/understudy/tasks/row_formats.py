@@ -137,7 +137,7 @@ def _swebench(row: DatasetRow, choice: ImageChoice) -> Task:
     extra = row.metadata("environment_setup_commit", "image_assets", "language")
     if row.has("eval_script"):
         checks, extra["eval_script"] = _checks_by_script(row, test_patch)
-        image = named_image(row.text("image"), choice)
+        image = named_image(row.text("image"), choice, "image")
     else:
         checks = _checks_by_table(row, test_patch)
         image = instance_image(instance_id, choice)
@@ -241,7 +241,7 @@ def _swe_rebench(row: DatasetRow, choice: ImageChoice) -> Task:
         install="\n".join(config.lines("install")) if is_version_1 else "",
     )
     workdir = WORKDIR if is_version_1 else f"/{directory}"
-    return _make_task(row, checks, image=named_image(image, choice), dataset="swe-rebench", workdir=workdir)
+    return _make_task(row, checks, image=named_image(image, choice, key), dataset="swe-rebench", workdir=workdir)
 
 
 def _swe_bench_live(row: DatasetRow, choice: ImageChoice) -> Task:
@@ -273,7 +273,11 @@ def _swe_bench_live(row: DatasetRow, choice: ImageChoice) -> Task:
     image = row.text("docker_image") if row.has("docker_image") else ""
     if "/sweb.eval.win." in image:
         raise TaskError(f"docker_image: {image[:80]!r} is for Windows; expected one for Linux: {ROW_REMEDY}")
-    image = named_image(image, choice) if image else instance_image(row.text("instance_id"), choice, "starryzhang")
+    image = (
+        named_image(image, choice, "docker_image")
+        if image
+        else instance_image(row.text("instance_id"), choice, "starryzhang")
+    )
     return _make_task(row, checks, image=image, dataset="swe-bench-live")
 
 
@@ -326,7 +330,7 @@ def _multi_swe_bench(row: DatasetRow, choice: ImageChoice) -> Task:
         ),
         gold_patch=row.text("fix_patch"),
         workdir=workdir,
-        image=named_image(f"mswebench/{org}_m_{name}:pr-{number}".lower(), choice),
+        image=named_image(f"mswebench/{org}_m_{name}:pr-{number}".lower(), choice, "org, repo"),
         meta={"dataset": "multi-swe-bench", **row.metadata("difficulty", "lang", "created_at")},
     )
 
@@ -391,7 +395,7 @@ def _swe_smith(row: DatasetRow, choice: ImageChoice) -> Task:
         ),
         gold_patch=gold,
         workdir=WORKDIR,
-        image=named_image(row.text("image_name"), choice),
+        image=named_image(row.text("image_name"), choice, "image_name"),
         meta={"dataset": "swe-smith", **row.metadata("strategy", "created_at")},
     )
 

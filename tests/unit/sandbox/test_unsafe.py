@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from understudy.errors import SandboxError
 from understudy.sandbox.base import SandboxSpec
 from understudy.sandbox.unsafe import UnsafeSandboxes
 
@@ -27,3 +29,11 @@ async def test_opening_that_is_called_off_leaves_no_copy(tmp_path: Path, monkeyp
         else:
             await opening.result().close()
         assert list(copies.iterdir()) == []
+
+
+async def test_a_tree_that_cannot_be_copied_names_the_file_and_what_it_is(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    os.mkfifo(tree / "queue")
+    with pytest.raises(SandboxError, match=rf"cannot copy {tree}/queue to .*named pipe.*; make all files"):
+        await UnsafeSandboxes().open(SandboxSpec(tree=tree))

@@ -260,6 +260,11 @@ def _print_report(report: VerifyReport, as_json: bool) -> None:
             typer.echo(f"{_SHOWN_FINDINGS} findings are shown; --json has up to 1000", err=True)
         _print_errors(report.errors)
     if report.counts.total():
+        typer.echo(
+            "these states may lack something, or their logs are damaged: read those places of the logs, and leave "
+            "the states out if they are wrong (docs/ingest.md explains the checks)",
+            err=True,
+        )
         raise typer.Exit(1)
 
 

@@ -155,7 +155,10 @@ def _constrained(action: Action, request: ModelChatRequest, tools: Sequence[Mode
     if request.response_format is not None and request.response_format.type != "text" and not calls:
         schema = request.response_format.json_schema
         content = json.dumps(
-            _minimal_value(schema.schema if schema else {"type": "object"}, content), ensure_ascii=False
+            _minimal_value(
+                schema.schema if schema else {"type": "object"}, content, "response_format.json_schema.schema"
+            ),
+            ensure_ascii=False,
         )
     if calls == action.tool_calls and content == action.content:
         return action
@@ -180,30 +183,32 @@ _MAX_SCHEMA_DEPTH = 20
 
 def _minimal_call(tools: Sequence[ModelTool], name: str) -> ActionCall:
     parameters = next(tool.function.parameters for tool in tools if tool.function.name == name)
-    return ActionCall(name, json.dumps(_minimal_value(parameters or {"type": "object"}, ""), ensure_ascii=False))
+    value = _minimal_value(parameters or {"type": "object"}, "", f"function.parameters of the tool {name}")
+    return ActionCall(name, json.dumps(value, ensure_ascii=False))
 
 
-def _minimal_value(definition: dict[str, Any], text: str, depth: int = 0) -> Any:
-    """Return a smallest value of a JSON schema, with `text` for strings."""
+def _minimal_value(definition: dict[str, Any], text: str, where: str, depth: int = 0) -> Any:
+    """Return a smallest value of the JSON schema at `where`, with `text` for strings."""
     if depth > _MAX_SCHEMA_DEPTH:
         raise InvalidRequestError(
-            f"a JSON schema is nested more than {_MAX_SCHEMA_DEPTH} levels deep, the maximum for scripted "
-            "policies; use a flatter one, or serve weights (--weights)"
+            f"{where[:200]}…: a JSON schema nested more than {_MAX_SCHEMA_DEPTH} levels deep, the maximum for "
+            "scripted policies; use a flatter one, or serve weights (--weights)"
         )
     try:
         schema = msgspec.convert(definition, _JsonSchemaPart)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(
-            f"invalid JSON schema: {error}; correct this key in the schema of the tool or of response_format"
-        ) from None
+        raise InvalidRequestError(f"{where}: invalid JSON schema: {error}; correct this key") from None
     for value in (schema.const, schema.default, *schema.enum[:1]):
         if value is not msgspec.UNSET:
             return value
     if schema.options:
-        return _minimal_value(schema.options[0], text, depth + 1)
+        return _minimal_value(schema.options[0], text, f"{where}.anyOf[0]", depth + 1)
     kind = schema.type[0] if isinstance(schema.type, list) and schema.type else schema.type
     if kind == "object" or (kind is None and schema.properties):
         required = [name for name in schema.required if name in schema.properties]
-        return {name: _minimal_value(schema.properties[name], text, depth + 1) for name in required}
+        return {
+            name: _minimal_value(schema.properties[name], text, f"{where}.properties.{name}", depth + 1)
+            for name in required
+        }
     simple: dict[str, Any] = {"integer": schema.minimum, "number": schema.minimum, "boolean": False, "array": []}
     return simple.get(str(kind), None if kind == "null" else text)

@@ -503,7 +503,9 @@ class DockerSandbox(IsolatedSandbox):
         if not await self._call("hide what was shown", self._remove, paths):
             await self.close()
             raise SandboxError(
-                "the files revealed to a run could not be removed again, so the sandbox was closed; open a new one"
+                f"the hidden files {', '.join(paths)}, shown to the checks in a container of the image "
+                f"{self._prepared.image}, could not be removed again, so the sandbox was closed and the agent "
+                "cannot see them; run the same command again, and if it fails again, check the image's /bin/rm"
             )
 
     def _show(self, mounts: Sequence[Mount]) -> list[str]:

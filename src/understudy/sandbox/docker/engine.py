@@ -422,8 +422,8 @@ async def start_exec(socket: str, execution: str) -> ExecStream:
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError) as error:
         await attached.close()
         raise SandboxError(
-            f"the connection to the container engine was lost while a command was starting: {error}; "
-            "check that the engine is running, and retry"
+            f"the container engine at {socket} closed the connection, or sent an invalid response, while a "
+            f"command was starting: {error}; check it with `docker info`, then run the same command again"
         ) from error
     except BaseException:
         await attached.close()

@@ -466,9 +466,11 @@ def _check_volumes(config: Mapping[str, Any], spec: SandboxSpec, image: str) -> 
     for volume in volumes:
         for directory in (spec.workdir, HOME):
             if Path(directory).is_relative_to(volume) or Path(volume).is_relative_to(directory):
+                elsewhere = "set another workdir in the task" if directory != HOME else "use another image"
                 raise TaskError(
-                    f"the image {image} declares a volume at {volume}, but the task needs {directory}; "
-                    "use another workdir, or an image without that volume"
+                    f"the image {image} declares a volume at {volume}, which overlaps {directory}; expected no "
+                    "volume there, because files in volumes are in no diff: remove VOLUME from the image's "
+                    f"Dockerfile, or {elsewhere}"
                 )
 
 

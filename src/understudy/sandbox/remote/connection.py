@@ -164,6 +164,8 @@ class WorkerConnection:
             await (await asyncio.shield(self._stream)).send(NumberedRequest(number, request))
         except ConnectionError as error:
             raise self._lost() from error
+        except SandboxError as error:
+            raise SandboxError(f"{self._name}: {error}") from error
 
     async def _accept(self, channel: Channel, number: int) -> None:
         if number != messages.CONTROL:

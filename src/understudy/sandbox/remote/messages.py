@@ -186,8 +186,9 @@ class MessageStream:
         content = msgspec.msgpack.encode(message)
         if len(content) > MESSAGE_BYTES:
             raise SandboxError(
-                f"cannot send {len(content)} bytes to or from a remote sandbox in one message, which may "
-                f"have {MESSAGE_BYTES} at most; use smaller files or inputs"
+                f"a message of {len(content) >> 20} MiB is too long, expected at most {MESSAGE_BYTES >> 20} MiB "
+                "in one message to or from a remote sandbox; make the file or the command's input or output "
+                "smaller, or pass it in parts"
             )
         async with self._sending:
             await self._channel.write(len(content).to_bytes(4, "big") + content)

@@ -116,7 +116,10 @@ class SandboxWorker:
         except OSError as error:
             reply = NumberedReply(message.number, SandboxError.__name__, str(error))
         with contextlib.suppress(ConnectionError):
-            await stream.send(reply)
+            try:
+                await stream.send(reply)
+            except SandboxError as error:  # too long for a message: the caller must not wait for it in vain
+                await stream.send(NumberedReply(message.number, SandboxError.__name__, str(error)))
 
     async def _close(self) -> None:
         running = list(self._running.values())

@@ -146,8 +146,9 @@ class TRLRollouts:
         if not any(collected.values()):
             newest = max(self._output.glob("wave-*"), default=self._output)
             raise BackendError(
-                f"none of {len(prompts)} rollouts can be learned from; left out: {format_counts(self.left_out)}; "
-                f"see the reasons with `understudy show --dir {newest}`, then start the training again"
+                f"none of the {len(prompts)} rollouts of step {step} can be learned from, expected at least one; "
+                f"left out since the training began: {format_counts(self.left_out)}; see their errors with "
+                f"`understudy show --dir {newest}`, remove the cause, then start the training again"
             )
         blank = int(trainer.processing_class.eos_token_id)
         rows = [_row(collected[name].pop() if collected.get(name) else None, blank) for name in prompts]

@@ -43,12 +43,15 @@ def make_publisher(
     urls = [base_urls] if isinstance(base_urls, str) else list(base_urls)
     kind = _DISK_PUBLISHERS.get(server)
     transfers = (server, method) == ("vllm", "transfer")
-    if kind is None or not urls or not (transfers or method in kind.methods):
+    if not urls:
+        raise ConfigError("no server to publish weights to; give the address of at least one (--base-url)")
+    if kind is None or not (transfers or method in kind.methods):
         methods = [(name, method) for name, kind_ in _DISK_PUBLISHERS.items() for method in kind_.methods]
-        supported = ", ".join(f"{name} by {method}" for name, method in sorted([*methods, ("vllm", "transfer")]))
+        ways = sorted([*methods, ("vllm", "transfer")])
+        supported = [way for way in ways if way[0] == server] or ways
         raise ConfigError(
-            f"cannot publish weights to {len(urls)} server(s) of the kind {server} by {method}; choose a "
-            f"supported way: {supported}"
+            f"--publish {method}: unsupported for --backend {server}, expected one of "
+            f"{', '.join(f'{name} by {method}' for name, method in supported)}; give one of these"
         )
     publishers: list[Publisher]
     if transfers:
