@@ -88,7 +88,7 @@ def test_show_redacts_secrets_by_default_and_never_prints_escapes(store: Path):
 
 def test_ambiguous_and_unknown_ids_are_refused_with_advice(store: Path):
     several = show(store, "aaaa-", code=2)
-    assert "sessions aaaa-1, aaaa-2" in several and "type more characters of the id" in several
+    assert "sessions aaaa-1, aaaa-2" in several and "give more characters" in several
     assert "no id of a session or state begins with 'zzz'" in show(store, "zzz", code=2)
     assert "give at most" in show(store, "aaaa-1", "more", code=2)
     assert "give at most" in show(store, "aaaa-1", "--dir", str(store), code=2)
