@@ -149,14 +149,20 @@ def test_options_that_do_not_fit_are_refused(options: tuple[str, ...], expected:
 def test_a_nul_in_a_system_prompt_is_refused(calc_tasks: Path, tmp_path: Path):
     (tmp_path / "run.toml").write_text('[run]\nsystem_prompt = "a\\u0000b"\n')
     done = understudy("run", "--tasks", calc_tasks, "--config", tmp_path / "run.toml", "--agent", "pi")
-    assert done.returncode == 2 and "--system-prompt: got a NUL character" in done.stderr
+    assert done.returncode == 2 and "--system-prompt: got a text with a NUL character" in done.stderr
 
 
 def test_the_run_summary_mentions_suspicious_patches_once(capsys: pytest.CaptureFixture[str]):
     figures = dict.fromkeys(("solved", "unsolved", "infrastructure_failures", "pending", "calls"), 1)
     tokens = {"prompt_tokens": 1, "completion_tokens": 1, "cost_usd": 0.0, "wall_s": 1.0}
-    rest: dict[str, Any] = {"failures": {}, "refused_tasks": {}, "output_dir": "out", "run_id": "r", "rollouts": 3}
-    print_summary(RunSummary(agent="codex", **figures, **tokens, **rest, suspicious=2), as_json=False)
+    texts: dict[str, Any] = {
+        "failures": {},
+        "refused_tasks": {},
+        "output_dir": "out",
+        "run_id": "r",
+        "rollouts": 3,
+    }
+    print_summary(RunSummary(agent="codex", **figures, **tokens, **texts, suspicious=2), as_json=False)
     assert capsys.readouterr().out.count("suspicious") == 1
 
 

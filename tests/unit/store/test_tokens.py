@@ -59,7 +59,7 @@ def test_float32_logprobs_take_four_bytes(values: list[float]) -> None:
 
 @pytest.mark.parametrize("bad", [(2**64,), (-(2**63) - 1,), (object(),)])
 def test_ids_that_are_no_ids_are_a_clear_error(bad: tuple[int, ...]) -> None:
-    with pytest.raises(StoreError, match=r"invalid token ids: .*; expected integers"):
+    with pytest.raises(StoreError, match=r"invalid token ids: .*: got .*, expected integers that fit"):
         pack_ids(bad)
 
 
