@@ -124,7 +124,7 @@ def test_visible_text_is_printable_but_for_line_ends_and_tabs(raw: str):
 
 
 def test_the_newest_run_is_found(tmp_path: Path):
-    with pytest.raises(ConfigError, match="--dir"):
+    with pytest.raises(ConfigError, match="name the directory of a run"):
         newest_run(tmp_path)
     for number, name in enumerate(("b", "a")):
         (tmp_path / name).mkdir()
