@@ -211,17 +211,17 @@ async def test_an_invalid_weights_directory_is_refused_before_any_request(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "urls", "way"),
+    ("kind", "urls", "method", "message"),
     [
-        ("vllm", [], "disk"),
-        ("tgi", "http://a", "disk"),
-        ("sglang", "http://a", "sleep"),
-        ("embedded", "http://a", "?"),
+        ("vllm", [], "disk", "--base-url"),
+        ("tgi", "http://a", "disk", "sglang by disk, .*vllm by transfer"),
+        ("sglang", "http://a", "sleep", "--publish sleep: .*expected one of sglang by disk"),
+        ("embedded", "http://a", "?", "expected one of embedded by disk"),
     ],
 )
-def test_an_unsupported_publish_method_lists_the_supported_ones(kind: str, urls: Any, way: str):
-    with pytest.raises(ConfigError, match="vllm by transfer"):
-        make_publisher(kind, urls, method=way)
+def test_an_unsupported_publish_method_lists_the_supported_ones(kind: str, urls: Any, method: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        make_publisher(kind, urls, method=method)
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://a", "http://[::"])
