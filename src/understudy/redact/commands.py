@@ -55,7 +55,7 @@ def is_chosen(value: str) -> bool:
     )
 
 
-def _is_varied(value: str) -> bool:
+def is_varied(value: str) -> bool:
     """Return whether a value is a password of three classes of characters, or a token."""
     return is_chosen(value) and (count_character_classes(value) > 2 or is_token(value))
 
@@ -98,40 +98,41 @@ def _option(row: str) -> Place:
     return Place("command-line", (program.encode(),), pattern, is_chosen)
 
 
-def _place(
+def place(
     needles: str, pattern: str, accepts: Callable[[str], bool] = is_chosen, rule: str = "command-line"
 ) -> Place:
-    return Place(rule, tuple(needles.encode().split(b"|")), pattern, accepts)
+    """Return a place, with its needles separated by `|`."""
+    return Place(rule, tuple(needles.encode("latin-1").split(b"|")), pattern, accepts)
 
 
 COMMANDS = (
     *map(_option, _OPTIONS_TEXT.strip().splitlines()),
-    _place(" login ", rf" login{_OF}-p[ \t]{{1,4}}{_VALUE}"),
-    _place("operator unseal", rf"operator unseal[ \t]{{1,4}}{_VALUE}"),
+    place(" login ", rf" login{_OF}-p[ \t]{{1,4}}{_VALUE}"),
+    place("operator unseal", rf"operator unseal[ \t]{{1,4}}{_VALUE}"),
     # rabbitmqctl add_user NAME PASSWORD, net use … /user:NAME PASSWORD, nmcli … password PASSWORD
-    _place(
+    place(
         "add_user|change_password|authenticate_user",
         rf"\w{{8,17}}[ \t]{{1,4}}[\w.@-]{{1,64}}[ \t]{{1,4}}{_VALUE}",
-        _is_varied,
+        is_varied,
     ),
     # sqlplus NAME/PASSWORD@HOST
-    _place(
+    place(
         "sqlplus |expdp |impdp |oracle:thin:",
         r"""(?:(?:sqlplus|expdp|impdp)(?:[ \t]-\S{1,3})?[ \t]{1,4}["']?|oracle:thin:)"""
         r"""\w{1,30}/([^\s"'/@\\]{6,128})@""",
     ),
-    _place("requirepass ", rf"requirepass[ \t]{{1,4}}{_VALUE}"),
-    _place("/user:", rf"(?i:/user):[\w\\.@-]{{1,64}}[ \t]{{1,4}}{_VALUE}"),
-    _place("nmcli ", rf"nmcli{_OF}password[ \t]{{1,4}}{_VALUE}"),
-    _place("smbclient ", rf"smbclient{_OF}-U[ \t]{{0,2}}{_Q}[\w\\./@-]{{1,64}}%{_VALUE}"),
-    _place(" pass:", rf" pass:{_VALUE}"),
-    _place(
+    place("requirepass ", rf"requirepass[ \t]{{1,4}}{_VALUE}"),
+    place("/user:", rf"(?i:/user):[\w\\.@-]{{1,64}}[ \t]{{1,4}}{_VALUE}"),
+    place("nmcli ", rf"nmcli{_OF}password[ \t]{{1,4}}{_VALUE}"),
+    place("smbclient ", rf"smbclient{_OF}-U[ \t]{{0,2}}{_Q}[\w\\./@-]{{1,64}}%{_VALUE}"),
+    place(" pass:", rf" pass:{_VALUE}"),
+    place(
         "mc alias set ",
         rf"mc alias set[ \t]{{1,4}}\S{{1,64}}[ \t]{{1,4}}\S{{1,200}}[ \t]{{1,4}}\S{{1,64}}[ \t]{{1,4}}{_VALUE}",
     ),
-    _place("secret set ", rf"secret set[ \t]{{1,4}}[^\n|;&]{{1,160}}?(?:--body|-b)[ \t=]{{1,4}}{_VALUE}"),
+    place("secret set ", rf"secret set[ \t]{{1,4}}[^\n|;&]{{1,160}}?(?:--body|-b)[ \t=]{{1,4}}{_VALUE}"),
     # snyk auth TOKEN, b2 authorize-account ID KEY: a program, a word for logging in, and a random value
-    _place(
+    place(
         " auth |login |authtoken |authorize-|service install |set api-key ",
         r"""(?i:[ ]?(?:auth|login|(?:add-)?authtoken|authorize[\w-]{0,20}|service[ ]install|set[ ]api-key))"""
         r"""[ \t]{1,4}"""
@@ -139,7 +140,7 @@ COMMANDS = (
         is_generated,
     ),
     # echo PASSWORD | docker login --password-stdin
-    _place(
+    place(
         "echo |printf ",
         rf"""(?:echo|printf)[ \t]{{1,4}}(?:-n[ \t]{{1,4}})?{_Q}(?:[\w.-]{{1,32}}:)?([^\s"'\\|:\0]{{6,256}}?)"""
         rf"""(?:\\n)?{_Q}[ \t]{{0,4}}\|[ \t]{{0,4}}"""
@@ -147,20 +148,20 @@ COMMANDS = (
         r"(?:chpasswd|passwd|docker|podman|helm|gh|glab|oras|skopeo|nerdctl)\b)",
     ),
     # calls that take a user and a password, or a payload and a key
-    _place(
+    place(
         "auth=(|networkcredential(|basicauth(|basic_auth(|.auth(|.login(|.authenticate(|usernamepassword(|basic(",
         rf"""[^(]{{0,24}}{_FIRST}{_STRING}""",
     ),
-    _place(
-        "jwt.sign(|jwt.encode(|jwt.verify(|jwt.decode(", rf"""(?i:jwt\.\w{{4,6}}){_FIRST}{_STRING}""", _is_varied
+    place(
+        "jwt.sign(|jwt.encode(|jwt.verify(|jwt.decode(", rf"""(?i:jwt\.\w{{4,6}}){_FIRST}{_STRING}""", is_varied
     ),
     # .pgpass
-    _place(":543", r"""(?<![\d:]):543\d(?::[\w*-]{1,64}){2}:([^\s"':\\\0\x1b]{6,128})"""),
-    _place(":*:", r""":\*(?::[\w*-]{1,64}){2}:([^\s"':\\\0\x1b]{6,128})"""),
+    place(":543", r"""(?<![\d:]):543\d(?::[\w*-]{1,64}){2}:([^\s"':\\\0\x1b]{6,128})"""),
+    place(":*:", r""":\*(?::[\w*-]{1,64}){2}:([^\s"':\\\0\x1b]{6,128})"""),
     # strongSwan's ipsec.secrets
-    _place(": psk ", rf"(?i:: psk)[ \t]{{1,4}}{_STRING}"),
+    place(": psk ", rf"(?i:: psk)[ \t]{{1,4}}{_STRING}"),
     # what a command prints that shows or makes a secret, alone in the next line
-    _place(
+    place(
         "cat |gh auth token|genkey|print-access-token|head |tail ",
         r"""(?:(?:cat|head|tail)[ \t]{1,4}(?:-\S{1,6}[ \t]{1,4})?"""
         r"""(?![^\s|;&"'`]{0,120}(?:\.pub|public|config))[^\s|;&"'`]{0,80}"""

@@ -7,10 +7,9 @@ languages other than English.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from understudy.redact.assignments import is_token
-from understudy.redact.commands import Place, is_chosen, is_generated
+from understudy.redact.commands import Place, is_chosen, is_generated, is_varied, place
 from understudy.redact.heuristics import (
     count_character_classes,
     count_random_characters,
@@ -42,10 +41,6 @@ def is_url_secret(value: str) -> bool:
 
 def _is_dense(value: str) -> bool:
     return count_character_classes(value) == 4 and entropy(value) > 4.2
-
-
-def _is_element(value: str) -> bool:
-    return is_chosen(value) and (count_character_classes(value) > 2 or is_token(value))
 
 
 def _is_phrase(value: str) -> bool:
@@ -130,10 +125,6 @@ def find_stored_cookie(text: str, position: int) -> Iterator[tuple[int, int]]:
             yield value.span(1)
 
 
-def _place(rule: str, needles: str, pattern: str, accepts: Callable[[str], bool]) -> Place:
-    return Place(rule, tuple(needles.encode("latin-1").split(b"|")), pattern, accepts)
-
-
 _ADDRESSES_TEXT = r"""
 webhook            (?i:webhook)\w{0,2}/((?:[\w@-]{1,80}/){0,4}[\w-]{16,80})
 hooks/|hook/       hooks?/((?:[\w@-]{1,40}/){0,3}[\w@-]{16,120})
@@ -162,7 +153,7 @@ def _is_part(value: str) -> bool:
 def _address(row: str) -> Place:
     needles, pattern = row.split()
     # Files and modules of code are in directories called `hooks` too.
-    return _place("webhook", needles, pattern, is_generated if "hook" in needles else _is_part)
+    return place(needles, pattern, is_generated if "hook" in needles else _is_part, "webhook")
 
 
 _FOREIGN = (
@@ -237,95 +228,95 @@ FOREIGN_AHEAD = re.compile(
 
 SURROUNDINGS = (
     # -H 'X-Team: …', "X-Team": "…", Header.Set("X-Team", "…"): a header that is called nothing like a secret
-    _place(
-        "header",
+    place(
         "-h '|-h \"|-h \\|--header|-h x",
         rf"""(?:-H|--header)[ =]?\\{{0,7}}["']?{_HEADER}:[ ]?{_HEADER_VALUE}""",
         is_generated,
-    ),
-    _place(
         "header",
+    ),
+    place(
         "x-",
         rf"""(?:(?<![\w/.-])|(?<=\\n)){_HEADER}(?<=\w)\\{{0,7}}["']?[ ]?[:,=][ ]?(?:\\{{0,7}}["'])?"""
         rf"""{_HEADER_VALUE}""",
         is_generated,
-    ),
-    _place(
         "header",
+    ),
+    place(
         "headers",
         rf"""headers\\{{0,7}}["']?[ ]?[:=][ ]?\{{\{{?[ ]?(?:[^{{}}\n]{{0,200}}?[,{{ ])?"""
         rf"""\\{{0,7}}["']{_HEADER}\\{{0,7}}["']:[ ]?\\{{0,7}}["']{_HEADER_VALUE}""",
         is_generated,
-    ),
-    _place(
         "header",
+    ),
+    place(
         "header.set(|header.add(|setheader(|addheader(|setrequestheader(|.header(|\n> ",
         rf"""(?:[\w.]{{1,20}}\([ ]?\\{{0,7}}["']|\n> ){_HEADER}\\{{0,7}}["']?[:,][ ]?(?:\\{{0,7}}["'])?"""
         rf"""{_HEADER_VALUE}""",
         is_generated,
+        "header",
     ),
     # the body of a key of PuTTY or OpenVPN
-    _place(
-        "private-key",
+    place(
         "private-lines: |static key v1---",
         r"(?:(?i:private-lines): \d{1,3}|(?i:static key v1)-----)(?:\r?\n|\\{1,7}n)"
         r"([A-Za-z0-9+/=]{32,64}(?:(?:\r?\n|\\{1,7}n)(?:[A-Za-z0-9+/]{32,64}={0,2}|[A-Za-z0-9+/]{1,63}={1,2})){0,60})",
         lambda value: looks_random(value[:32]),
+        "private-key",
     ),
     # WordPress' keys and salts
-    _place(
-        "assignment",
+    place(
         "define(",
         r"""define\([ ]{0,2}["']\w{0,30}(?:KEY|SALT)["'],[ ]{1,20}["']([^"'\n\0]{40,100})["']""",
         _is_dense,
+        "assignment",
     ),
     # accounts that Ganache and Anvil print
-    _place("printed", ") 0x", r"\) (0x[0-9a-f]{64})(?![0-9a-f])", is_generated),
-    _place(
-        "paseto",
+    place(") 0x", r"\) (0x[0-9a-f]{64})(?![0-9a-f])", is_generated, "printed"),
+    place(
         "vk1.a.|v1.local.|v2.local.|v3.local.|v4.local.|v1.public.|v2.public.|v3.public.|v4.public.",
         r"((?<![\w.])v(?:[1-4]\.(?:local|public)|k1\.a)\.[\w-]{40,4000}(?:\.[\w-]+)?)",
         is_generated,
+        "paseto",
     ),
     # <password>…</password>
-    _place(
-        "assignment",
+    place(
         "password>|passphrase>|secret>|token>|apikey>|pwd>",
         r"(?i:password|passphrase|secret|token|apikey|pwd)>([^<>\s\0]{6,4096})</",
-        _is_element,
+        is_varied,
+        "assignment",
     ),
-    _place(
-        "url-parameter",
+    place(
         "signature=|sign=|code=|appid=|ak=|sk=|jwt=|sid=|ticket=",
         r"""(?i:(?<=[?&])(?:code|appid|ak|sk|jwt|sid|sign|ticket|signature)|(?<=[&?-])signature)="""
         r"""([\w%.~+/-]{20,4096}={0,2})""",
         is_url_secret,
+        "url-parameter",
     ),
     *map(_address, _ADDRESSES_TEXT.strip().splitlines()),
-    _place(
-        "seed-phrase",
+    place(
         "mnemonic|phrase|seed",
         r"""(?i:mnemonic|phrase|seed)(?i:[ _]?(?:words|phrase))?\\{0,7}["']?"""
         r"""[ \t]{0,12}[:=][ \t]{0,12}\\{0,7}["']?"""
         rf"""{_WORDS}""",
         _is_phrase,
+        "seed-phrase",
     ),
-    _place(
-        "assignment",
+    place(
         "password",
         r"""(?i:password)(?:[\s:=,{"'\\]|value|default|type|string){1,60}"""
         r"""([A-Za-z0-9]{4}(?: [A-Za-z0-9]{4}){3,5})(?!\w| [A-Za-z0-9]{4}(?!\w))""",
         _is_spaced,
+        "assignment",
     ),
     # a hash of a password: bcrypt, SHA-crypt, Apache's MD5, Argon2, scrypt
-    _place(
-        "password-hash",
+    place(
         "$2a$|$2b$|$2y$|$5$|$6$|$apr1$|$argon2|$y$",
         r"(\$2[aby]\$\d\d\$[A-Za-z0-9./]{53}|\$[56]\$(?:rounds=\d{1,9}\$)?[A-Za-z0-9./]{1,16}\$[A-Za-z0-9./]{43,86}"
         r"|\$apr1\$[A-Za-z0-9./]{1,8}\$[A-Za-z0-9./]{22}|\$argon2[id]{1,2}\$v=\d\d\$[\w=,]{5,40}"
         r"\$[A-Za-z0-9+/]{8,90}\$[A-Za-z0-9+/]{20,120}"
         r"|\$y\$[A-Za-z0-9./]{1,8}\$[A-Za-z0-9./]{1,32}\$[A-Za-z0-9./]{43})(?![A-Za-z0-9./])",
         lambda value: not is_placeholder(value),
+        "password-hash",
     ),
 )
 """Places in headers, URLs, and texts."""

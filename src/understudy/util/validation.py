@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-_STEP = re.compile(r"\.([^.\[`]+)|\[[^\]]*\]")
-_PATH_PART = re.compile(r"\.([^.\[\]`]+)|\[(\d+)\]")
+_STEP = re.compile(r"\.([^.\[\]`]+)|\[([^\]]*)\]")
+"""A step of msgspec's paths: a key, or an index, which is `...` for a key of a mapping with free keys."""
 _SHOWN = 80  # characters of a value
 
 
@@ -67,13 +67,13 @@ def _value_at(document: object, path: str) -> tuple[object, bool]:
     """Return the value at one of msgspec's paths, such as `$.a[0].b`, and whether the path names one."""
     position = 1  # after the $
     while position < len(path):
-        part = _PATH_PART.match(path, position)
+        part = _STEP.match(path, position)
         if part is None:
             return None, False
         name, index = part.groups()
         try:
             document = cast("dict[str, Any]", document)[name] if name else cast("list[Any]", document)[int(index)]
-        except (LookupError, TypeError):
+        except (LookupError, TypeError, ValueError):
             return None, False
         position = part.end()
     return document, True
@@ -88,7 +88,9 @@ def _values_at(kind: Any, place: str) -> list[str]:
 def _tags_at(kind: Any, place: str) -> list[str]:
     """Return the tags of the structs that an object may be, at the place of its key for the tag."""
     *steps, key = [step[1] for step in _STEP.finditer(place)] or [""]
-    structs = [each for each in _kinds_at(kind, steps) if isinstance(each, type) and issubclass(each, Struct)]
+    structs = [
+        member for member in _kinds_at(kind, steps) if isinstance(member, type) and issubclass(member, Struct)
+    ]
     configs = [struct.__struct_config__ for struct in structs]
     return [str(config.tag) for config in configs if config.tag_field == key]
 
