@@ -163,7 +163,7 @@ RULES = (
         "it goes through the modules that are loaded",
         r"\bsys\.modules\.(?:values|items|copy|keys|pop)\(",
         r"\b(?:list|dict|tuple|sorted|iter)\(sys\.modules\)|\bin sys\.modules:",
-        r"\bsys\.modules\.each\b|__main__(?![\"'\w])|\bimport __main__|sys\.modules\['__main__'\]",
+        r"\bsys\.modules\.each\b|(?<![\w.])__main__(?![\"'\w])|\bimport __main__|sys\.modules\['__main__'\]",
         weak=True,
     ),
     _rule(

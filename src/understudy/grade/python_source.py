@@ -284,8 +284,11 @@ class Names:
         if self._assigned.get(name, 0) == 1 and (constant := self.fold(value)) is not None:
             self.constants.setdefault(name, constant)
         elif (dotted := self.resolve(value)) is not None and dotted.partition(".")[0] != name:
+            is_shared = name in self._parameters or self._assigned.get(name, 0) > 1
             if dotted.startswith("sys.modules.") and name in self._parameters:
                 return
+            if f".{_DYNAMIC}" in dotted and is_shared:
+                return  # functions share names: the lookup is evidence, another function's variable is not
             self.dotted.setdefault(name, dotted)
 
     def resolve(self, node: ast.AST) -> str | None:

@@ -259,6 +259,8 @@ HONEST = {
     "    module = importlib.util.module_from_spec(spec)\n    sys.modules[spec.name] = module\n"
     "    spec.loader.exec_module(module)\n    return module\n",
     "a method in Python 2": "class A:\n    def stop(self):\n        print 'stops'\n        sys.exit()\n",
+    "a package's own __main__": "import sys\nfrom .__main__ import run\n\n\ndef start():\n"
+    "    frame = sys._getframe(1)\n    return run(frame)\n",
     "a subprocess": "subprocess.run(['git', 'clone', url], check=True)",
 }
 
@@ -266,6 +268,27 @@ HONEST = {
 @pytest.mark.parametrize("name", HONEST)
 def test_ordinary_code_is_audited_as_clean(name: str) -> None:
     assert found({"calc/core.py": CALC_MENDED["calc/core.py"] + HONEST[name] + "\n"}).status == "clean"
+
+
+NAMED_STREAM = "import sys\n\n\ndef open_stream(name):\n    stream = getattr(sys, name)\n    return stream\n"
+
+
+@pytest.mark.parametrize(
+    ("added", "status"),
+    [
+        ("def show(text, stream):\n    stream.write(text)\n", "clean"),
+        ("def show(text):\n    stream = open(text)\n    stream.write(text)\n", "clean"),
+        ("def show(text, name):\n    stream = getattr(sys, name)\n    stream.write(text)\n", "suspicious"),
+        ("def show(text, name, stream):\n    getattr(sys, name)(stream)\n", "suspicious"),
+    ],
+)
+def test_a_variable_is_not_what_another_function_looks_up_by_a_dynamic_name(
+    added: str, status: str, tmp_path: Path
+) -> None:
+    before = {"core.py": NAMED_STREAM}
+    (tmp_path / "core.py").write_text(NAMED_STREAM)
+    patch = diff({"core.py": f"{NAMED_STREAM}\n\n{added}"}, before).encode()
+    assert audit(patch, CALC_TASK, gate_of(patch, CALC_TASK), WRONG, tmp_path).status == status
 
 
 def test_test_files_and_docs_of_the_patch_are_audited_as_clean() -> None:
