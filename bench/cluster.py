@@ -198,8 +198,8 @@ def bench_workers(server: PostgresqlServer, directory: Path, number: int, sample
         for each in started:
             each.wait()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    parts, _, wall = attempts(url)
-    own = [sum(part.values()) - part["agent_s"] - 2 * part["checks_s"] for part in parts]
+    graded, _, wall = attempts(url)
+    own = [(each.ended_at or 0.0) - each.started_at - each.timings["agent_s"] for each in graded]
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     rollouts = 4 * samples
     return {
