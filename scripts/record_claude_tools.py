@@ -48,7 +48,7 @@ MODES: dict[str, dict[str, str]] = {
 }
 """How each version is run, and its environment; a reader takes the first list that has the most tools called."""
 DATE, MONTH = "{{DATE}}", "{{MONTH}}"
-_LONGEST_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 class MessagesServer(ThreadingHTTPServer):
@@ -227,14 +227,14 @@ def record(program: Path, version: str, model: str, mode: str) -> dict[str, list
 
 
 def _in_terminal(command: list[str], env: dict[str, str], work: Path, server: Recorder, typed: str) -> None:
-    """Run a program in a terminal until both lists of tools are there, it ends, or `_LONGEST_S` passed."""
+    """Run a program in a terminal until both lists of tools are there, it ends, or `_TIMEOUT_S` passed."""
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(work)
         os.execvpe(command[0], command, env)
     begun, seen, at, sent = time.monotonic(), b"", 0, 0.0
     try:
-        while time.monotonic() - begun < _LONGEST_S and len(server.tools) < 2:
+        while time.monotonic() - begun < _TIMEOUT_S and len(server.tools) < 2:
             if select.select([terminal], [], [], 0.2)[0]:
                 try:
                     seen += os.read(terminal, 65536)

@@ -28,7 +28,7 @@ def make_tokenizer(directory: Path) -> Any:
     return AutoTokenizer.from_pretrained(directory)
 
 
-def make_model(directory: Path, *, context: int = tokenizer.CONTEXT) -> Any:
+def make_model(directory: Path, *, context: int = tokenizer.CONTEXT_TOKENS) -> Any:
     """Write the tokenizer and random weights of the tiny model's architecture; returns the tokenizer."""
     import torch
     from transformers import Qwen3ForCausalLM

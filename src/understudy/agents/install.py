@@ -141,18 +141,19 @@ def _npm_install(package: AgentPackage, root: Path) -> None:
         "--no-fund",
     ]
     environment = {**os.environ, "PATH": f"{Path(npm[0]).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    done = subprocess.run(
+    completed = subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment, check=False
     )
-    if done.returncode != 0:
-        errors = [line for line in done.stderr.splitlines() if not line.startswith("npm warn")]
+    if completed.returncode != 0:
+        errors = [line for line in completed.stderr.splitlines() if not line.startswith("npm warn")]
         advice = "check the network connection"
-        if any(code in done.stderr for code in _MISSING_VERSION_CODES):
+        if any(code in completed.stderr for code in _MISSING_VERSION_CODES):
             npm_name = next(iter(manifest["dependencies"]))
             advice = "check npm's setting of its registry" if package.pinned else "give a version that npm has"
             advice += f" (npm view {npm_name} versions)"
         raise ConfigError(
-            f"npm could not download {package.title} {package.version} (exit code {done.returncode}); {advice}. "
+            f"npm could not download {package.title} {package.version} (exit code {completed.returncode}); "
+            f"{advice}. "
             "npm printed:\n" + "\n".join(errors[:8])
         )
 

@@ -105,5 +105,5 @@ def _literal(text: str) -> str:
 def _last_error(logs: Mapping[str, bytes]) -> str:
     """Return what the last message of the trajectory says."""
     messages = msgspec.json.decode(logs[f"session/{_TRAJECTORY}"]).get("messages")
-    last = cast(list[Any], messages)[-1] if isinstance(messages, list) and messages else None
-    return text_at(last, "extra", "exception_str") or text_at(last, "content")
+    last_message = cast(list[Any], messages)[-1] if isinstance(messages, list) and messages else None
+    return text_at(last_message, "extra", "exception_str") or text_at(last_message, "content")

@@ -268,7 +268,7 @@ def run_tool(*argv: str | Path, check: bool = True, step: str = "") -> str:
     """Return a command's output. Raises OSError with the end of its output, and the name of the `step` (the
     program if empty), when it fails.
     """
-    done = subprocess.run(
+    completed = subprocess.run(
         list(map(str, argv)),
         capture_output=True,
         text=True,
@@ -277,10 +277,10 @@ def run_tool(*argv: str | Path, check: bool = True, step: str = "") -> str:
         timeout=_TIMEOUT_S,
         check=False,
     )
-    if check and done.returncode:
-        tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
-        raise OSError(f"{step or Path(argv[0]).name} failed with exit code {done.returncode}: {tail}")
-    return done.stdout
+    if check and completed.returncode:
+        tail = "\n".join((completed.stderr or completed.stdout).strip().splitlines()[-5:])
+        raise OSError(f"{step or Path(argv[0]).name} failed with exit code {completed.returncode}: {tail}")
+    return completed.stdout
 
 
 def digest(*parts: str) -> str:

@@ -200,14 +200,17 @@ def _same_inputs(response: str, logged: str) -> bool:
     Ignored are defaults that the CLI adds, and differences that `_normalised` removes.
     """
     try:
-        one, other = _normalised(msgspec.json.decode(response)), _normalised(msgspec.json.decode(logged))
+        answered_input, logged_input = (
+            _normalised(msgspec.json.decode(response)),
+            _normalised(msgspec.json.decode(logged)),
+        )
     except msgspec.DecodeError:
         return True  # Arguments that are no JSON: what the CLI keeps of them, it writes in a form of its own.
     except (RecursionError, OverflowError):
         return response == logged
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return one == other
-    response_inputs, logged_inputs = cast(dict[str, Any], one), cast(dict[str, Any], other)
+    if not (isinstance(answered_input, dict) and isinstance(logged_input, dict)):
+        return answered_input == logged_input
+    response_inputs, logged_inputs = cast(dict[str, Any], answered_input), cast(dict[str, Any], logged_input)
     return all(key in logged_inputs and logged_inputs[key] == value for key, value in response_inputs.items())
 
 
@@ -227,12 +230,12 @@ def _without_trailing_space(text: str) -> str:
 
 
 def _first_difference(text: str, logged_text: str) -> str:
-    at = next(
+    index = next(
         (n for n, (a, b) in enumerate(zip(text, logged_text, strict=False)) if a != b),
         min(len(text), len(logged_text)),
     )
-    start = max(0, at - 20)
-    return f"{_short(logged_text[start:])}, not {_short(text[start:])}, from character {at}"
+    start = max(0, index - 20)
+    return f"{_short(logged_text[start:])}, not {_short(text[start:])}, from character {index}"
 
 
 def _short(value: object) -> str:

@@ -110,9 +110,9 @@ def _is_repaired(turn: LoggedTurn, answer: LoggedTurn) -> bool:
     if turn.text.strip() != answer.text.strip() or len(turn.calls) != len(answer.calls):
         return False
     return all(
-        name == other
+        name == answered_name
         and (_sorted_arguments(logged) == _sorted_arguments(answered) or parse_object(answered) is None)
-        for (name, logged), (other, answered) in zip(turn.calls, answer.calls, strict=True)
+        for (name, logged), (answered_name, answered) in zip(turn.calls, answer.calls, strict=True)
     )
 
 

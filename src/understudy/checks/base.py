@@ -16,7 +16,7 @@ from understudy.types import Evidence, PytestChecks, SuiteChecks, TestOutcome, V
 T = TypeVar("T")
 
 _LOG_CHARS = 32_000
-_MOST_NAMES = 3
+_MAX_NAMES = 3
 
 
 class CheckResult(Struct, frozen=True):
@@ -136,7 +136,7 @@ def outcome_reason(
 
 def list_tests(ids: Sequence[str], tests: Mapping[str, TestOutcome]) -> str:
     """Return the first few ids with their outcomes, as text."""
-    return ", ".join(f"{id} ({tests[id]})" for id in ids[:_MOST_NAMES]) + (", …" if len(ids) > _MOST_NAMES else "")
+    return ", ".join(f"{id} ({tests[id]})" for id in ids[:_MAX_NAMES]) + (", …" if len(ids) > _MAX_NAMES else "")
 
 
 def log_tail(log: str) -> str:

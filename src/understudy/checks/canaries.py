@@ -253,14 +253,16 @@ def _canary_target(command: str, siblings: list[str], token: str) -> tuple[str, 
     If the command names a sibling file, in whatever form, the canaries' file is added in the same form after the
     last name; otherwise the runner finds it as it finds the siblings.
     """
-    last: tuple[int, str, str] | None = None  # the position after the name, the sibling, and the canaries' name
+    last_match: tuple[int, str, str] | None = (
+        None  # the position after the name, the sibling, and the canaries' name
+    )
     for word in re.finditer(r"\S+", command):
         for sibling in siblings:
             if name := _same_form(word[0].strip("'\""), sibling, _canary_path(sibling, token)):
-                last = (word.end(), sibling, name)
-    if last is None:
+                last_match = (word.end(), sibling, name)
+    if last_match is None:
         return _canary_path(siblings[-1], token), command
-    end, sibling, name = last
+    end, sibling, name = last_match
     command = command.rstrip()
     end = end if _SHELL.search(command[end:]) else len(command)
     return _canary_path(sibling, token), f"{command[:end]} {name}{command[end:]}"

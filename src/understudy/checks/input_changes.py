@@ -33,14 +33,14 @@ _RANGE_STARTS = (2, 9, 10, 13, 24, 29, 32, 60, 100, 256, 1000, 1900, 2100)
 
 The digit 9 stays, since it is often not allowed where smaller ones are: in the ranks of chess, in octal numbers.
 """
-_LARGE_NUMBER, _MOST_DIGITS = 100, 18
+_LARGE_NUMBER, _MAX_DIGITS = 100, 18
 _SHORT_WORD, _FEW_LETTERS = 4, 4
 _SAMPLES = 32
 _LENGTHS, _LONGER_BY = (-1, 1, 2), (5, 6, 7, 8)
 _LONGER_BELOW = 1000  # numbers that may get one digit more: years keep theirs, and loops end
 _ADDED_ELEMENTS = 3
-_LEAST_RESIZED = 3  # lists of fewer elements are pairs and the like
-_MOST_TRIED = 10_000  # numbers of a range
+_MIN_RESIZED = 3  # lists of fewer elements are pairs and the like
+_MAX_TRIED = 10_000  # numbers of a range
 _NAMING_FUNCTIONS = READERS | {
     "getattr", "setattr", "hasattr", "delattr", "delitem", "setitem", "setenv", "patch", "import_module",
     "importorskip", "skip", "skipif", "xfail", "fixture", "usefixtures", "Path", "sleep", "wait",
@@ -106,7 +106,7 @@ def draw_tokens(
         if not token.isdigit():
             if token not in fixed:
                 changes[token] = _other_word(token, rng, _LONGER_BY if longer else _LENGTHS)
-        elif len(token) <= _MOST_DIGITS and (bounds := _range_of(int(token))):
+        elif len(token) <= _MAX_DIGITS and (bounds := _range_of(int(token))):
             if longer and bounds[1] <= _LONGER_BELOW:
                 bounds = bounds[0] * 10, bounds[1] * 10
             numbers.setdefault(bounds, {}).setdefault(int(token), []).append(token)
@@ -139,8 +139,8 @@ def _numbers(begin: int, end: int, largest_digit: str, rng: random.Random) -> li
     """Return different numbers of a range: all of a small one, of a large one some. If `largest_digit` is at most
     7, they have no digit above it.
     """
-    small = end - begin <= _MOST_TRIED
-    numbers = range(begin, end) if small else (rng.randrange(begin, end) for _ in range(_MOST_TRIED))
+    small = end - begin <= _MAX_TRIED
+    numbers = range(begin, end) if small else (rng.randrange(begin, end) for _ in range(_MAX_TRIED))
     if largest_digit > "7":
         return list(dict.fromkeys(numbers))
     if small:
@@ -231,7 +231,7 @@ class _Shortener(_Resizer):
     """Removes one element of each list."""
 
     def resize(self, elements: list[ast.expr]) -> None:
-        if len(elements) >= _LEAST_RESIZED:
+        if len(elements) >= _MIN_RESIZED:
             del elements[self._rng.randrange(len(elements))]
 
 
@@ -245,7 +245,7 @@ class _Lengthener(_Resizer):
 
     def resize(self, elements: list[ast.expr]) -> None:
         are_rows = bool(elements) and all(isinstance(element, ast.List | ast.Tuple) for element in elements)
-        if not are_rows and len(elements) < _LEAST_RESIZED:
+        if not are_rows and len(elements) < _MIN_RESIZED:
             return
         for model in self._rng.choices(elements, k=_ADDED_ELEMENTS):
             added = copy.deepcopy(model)
@@ -273,7 +273,7 @@ class _Changer(ast.NodeTransformer):
         match node.value:
             case bool():
                 pass
-            case int(number) if abs(number) < 10**_MOST_DIGITS:
+            case int(number) if abs(number) < 10**_MAX_DIGITS:
                 node.value = int(self._text(str(number)))
             case float(number) if "e" not in repr(number) and "n" not in repr(number):
                 node.value = float(self._text(repr(number)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from understudy.checks.base import GradingOptions
-from understudy.checks.twins.other_inputs import ENOUGH_SHARED, InputAgreement, full_agreement
+from understudy.checks.twins.other_inputs import CONFIRMING_SHARE, InputAgreement, full_agreement
 from understudy.checks.twins.run import ENOUGH_BITS
 from understudy.checks.twins.test_ids import deciding_tests
 from understudy.types import Protection, PytestChecks, ScriptChecks, Task
@@ -58,7 +58,7 @@ def protection_of(
 
 
 def _protection_by_twins(task: Task, options: GradingOptions, agreement: InputAgreement) -> tuple[Protection, str]:
-    agrees = agreement.answers > 0 and agreement.share >= ENOUGH_SHARED
+    agrees = agreement.answers > 0 and agreement.share >= CONFIRMING_SHARE
     # Other inputs have other answers, so whoever guesses has to guess these besides the tests' own.
     bits = max((inputs.bits for inputs in options.twin_inputs), default=0.0) if agrees else 0.0
     if options.twins and not options.twin_all_bits and not bits:

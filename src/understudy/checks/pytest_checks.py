@@ -167,7 +167,7 @@ def other_files(checks: PytestChecks) -> tuple[str, ...]:
 def _parameters_hint(tests: Mapping[str, TestOutcome], outcomes: Mapping[str, TestOutcome]) -> str:
     """Return what to do about a missing test that ran under ids with parameters; "" if there is none."""
     for id, outcome in tests.items():
-        parametrised = next((other for other in outcomes if other.startswith(f"{id}[")), "")
+        parametrised = next((node_id for node_id in outcomes if node_id.startswith(f"{id}[")), "")
         if outcome == "missing" and parametrised:
             return f"; {id} has parameters, so expected each of its ids, such as {parametrised[:200]!r}"
     return ""

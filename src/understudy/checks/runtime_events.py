@@ -142,7 +142,7 @@ SEPARATE_OUTPUT = "exec 8>&2 2>&1\n"
 """What a shell runs first: all output goes to stdout from now on, and evidence can go to what was stderr."""
 
 
-_MOST_VARIABLE_CHARS = 100_000
+_MAX_VARIABLE_CHARS = 100_000
 
 
 class Watch(Struct, frozen=True):
@@ -167,7 +167,7 @@ class Watch(Struct, frozen=True):
         head = (sandbox.workdir, "1" if self.walled else "", *counts, *self.rewards, *tests)
         text = "\n".join((*head, *other_files))
         # The kernel limits a variable's length; the files whose names are behind that are not watched.
-        return {"UNDERSTUDY_WATCH": text if len(text) < _MOST_VARIABLE_CHARS else "\n".join(head)}
+        return {"UNDERSTUDY_WATCH": text if len(text) < _MAX_VARIABLE_CHARS else "\n".join(head)}
 
     def exports(self, sandbox: Sandbox) -> str:
         """Return the commands for a shell whose output APART has separated, to run before what is to be

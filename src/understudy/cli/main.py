@@ -71,20 +71,20 @@ def refuse_old_spelling(arguments: Sequence[str]) -> None:
 
 def current_spelling(arguments: Sequence[str]) -> str:
     """Return the current command line for arguments in the old syntax, quoted for a shell."""
-    rest = list(arguments[1:] if arguments[:1] == ["run"] else arguments)
-    backend = rest.pop(0) if rest and rest[0] in _BACKENDS else "vllm"
-    official = "--official" in rest
+    remaining = list(arguments[1:] if arguments[:1] == ["run"] else arguments)
+    backend = remaining.pop(0) if remaining and remaining[0] in _BACKENDS else "vllm"
+    official = "--official" in remaining
     options: list[str] = []
-    while rest:
-        argument = rest.pop(0)
+    while remaining:
+        argument = remaining.pop(0)
         if not _OLD_OPTION.fullmatch(argument):
             options.append(argument)
             continue
         name, equals, value = argument.removeprefix("--").replace("_", "-", argument.count("_")).partition("=")
         if equals:
             value = argument.partition("=")[2]
-        elif name != "official" and rest:
-            value = rest.pop(0)
+        elif name != "official" and remaining:
+            value = remaining.pop(0)
         name = _RENAMED_OPTIONS.get(name, name)
         if name == "base-url" and "://" not in value:
             value = f"http://{value}"

@@ -90,23 +90,23 @@ def _plain(value: Any) -> Any:
 def _parameter(option: Option) -> inspect.Parameter:
     """Return the command parameter for an option. Its default is None, which tells options that were not given."""
     extra = option.extra
-    more: dict[str, Any] = {}
+    constraints: dict[str, Any] = {}
     kind = _type(option)
     flags = [*extra.get("flags", ())] or ["--" + option.name.strip("_").replace("_", "-")]
     if option.type is bool and not extra.get("flags"):
         flags[0] += f"/--no-{flags[0].removeprefix('--')}"
     if kind in (int, float):
-        more = {"min": option.meta.ge, "max": option.meta.le}
+        constraints = {"min": option.meta.ge, "max": option.meta.le}
     if extra.get("metavar"):
-        more["metavar"] = extra["metavar"]
-    more |= {"help": _help(option), "show_default": False}
+        constraints["metavar"] = extra["metavar"]
+    constraints |= {"help": _help(option), "show_default": False}
     required = option.default is msgspec.NODEFAULT
     if extra.get("argument"):
-        kind, info = kind if required else kind | None, typer.Argument(**more)
+        kind, info = kind if required else kind | None, typer.Argument(**constraints)
     else:
         if extra.get("off"):
             flags = [f" /{flag}" for flag in flags]
-        kind, info = kind if required else kind | None, typer.Option(*flags, **more)
+        kind, info = kind if required else kind | None, typer.Option(*flags, **constraints)
     default = inspect.Parameter.empty if required else None
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]

@@ -56,5 +56,9 @@ class PagePrinter:
             return text
         lines = text.strip("\n").split("\n")
         cut = "\n".join(lines[:_LINES])[:_CHARACTERS]
-        left = len(text.strip("\n")) - len(cut)
-        return cut if left <= 0 else f"{cut}\n\u2026 {left:,} more characters (--full shows them)"
+        characters_left = len(text.strip("\n")) - len(cut)
+        return (
+            cut
+            if characters_left <= 0
+            else f"{cut}\n\u2026 {characters_left:,} more characters (--full shows them)"
+        )

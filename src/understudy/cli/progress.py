@@ -73,14 +73,14 @@ def _draw_live(status: LiveStatus, stream: TextIO, stop: threading.Event) -> Non
 
 
 def _draw_plain(status: LiveStatus, stream: TextIO, stop: threading.Event) -> None:
-    last = ""
+    last_line = ""
     while True:
         # Clear the event before reading, so that a change from here on, even the end, is shown without delay.
         status.changed.clear()
         ending = stop.is_set()
         lines = status.new_lines()
-        if not lines and not ending and (now := status.line()) != last:
-            lines, last = [now] if now else [], now
+        if not lines and not ending and (now := status.line()) != last_line:
+            lines, last_line = [now] if now else [], now
         for line in lines:
             stream.write(f"{line}\n")
         stream.flush()
@@ -118,12 +118,12 @@ def counter(template: str) -> Callable[[int, int], None]:
 
     Off a terminal, it is printed when the first number changes.
     """
-    line, last = ProgressLine(plain_s=math.inf), -1
+    line, last_first = ProgressLine(plain_s=math.inf), -1
 
     def show(first: int, second: int) -> None:
-        nonlocal last
-        line.show(template.format(first, second), at_once=first != last)
-        last = first
+        nonlocal last_first
+        line.show(template.format(first, second), at_once=first != last_first)
+        last_first = first
 
     return show
 

@@ -87,19 +87,19 @@ def run_gateway_config(settings: ModelSettings) -> tuple[GatewayConfig, str, str
     from understudy.gateway.config import config_for_weights
 
     high, low = settings.frontend_model_high or "", settings.frontend_model_low or ""
-    by_file = _names_models(settings.config)
-    backend = settings.backend or (None if by_file else "embedded")
-    if backend == "anthropic" and not by_file:
+    file_has_models = _names_models(settings.config)
+    backend = settings.backend or (None if file_has_models else "embedded")
+    if backend == "anthropic" and not file_has_models:
         settings = replace(
             settings,
             backend_model_high=settings.backend_model_high or high or FRONTEND_HIGH,
             backend_model_low=settings.backend_model_low or low or FRONTEND_LOW,
         )
     config = gateway_config(settings, backend=backend)
-    if settings.weights is not None and not by_file and backend == "embedded" and not settings.base_url:
+    if settings.weights is not None and not file_has_models and backend == "embedded" and not settings.base_url:
         config = config_for_weights(str(settings.weights.absolute()))
-    own_names = config.models.high.model is not None if by_file else backend == "embedded"
-    if not own_names:
+    uses_own_names = config.models.high.model is not None if file_has_models else backend == "embedded"
+    if not uses_own_names:
         high, low = high or FRONTEND_HIGH, low or FRONTEND_LOW
     return _with_sampling(_with_model_names(config, high, low), settings), high, low
 
@@ -120,12 +120,12 @@ def embedded_server(config: GatewayConfig, settings: ModelSettings) -> tuple[str
 
     policy, weights, version = settings.policy, settings.weights, settings.weights_version
     high = config.models.high
-    starts = high.backend == "embedded" and not high.urls
+    starts_server = high.backend == "embedded" and not high.urls
     if weights is None:
         if version is not None:
             raise ConfigError("--weights-version needs --weights; add it, or leave --weights-version out")
-        return (policy or "oracle" if starts else None), None, None
-    if not starts:
+        return (policy or "oracle" if starts_server else None), None, None
+    if not starts_server:
         raise ConfigError(
             "--weights only applies to the embedded backend without --base-url, because the run starts that "
             "server itself; leave it out"

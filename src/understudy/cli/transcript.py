@@ -125,9 +125,9 @@ def _above(first: Node, heads: Mapping[str, Node]) -> str | None:
 def _line(name: str, nodes: Sequence[Node], above: dict[str, str | None]) -> BranchLine:
     calls = [node.call for node in nodes]
     costs = [call.cost_usd for call in calls if call.cost_usd is not None]
-    depth, at = 0, above[name]
-    while at is not None:
-        depth, at = depth + 1, above[at]
+    depth, parent = 0, above[name]
+    while parent is not None:
+        depth, parent = depth + 1, above[parent]
     return BranchLine(
         name=name,
         role=nodes[0].role,

@@ -32,8 +32,8 @@ _KINDS = {
 kept.
 """
 
-_REMOVING = ".removing-"
-_OF_DATABASES = ("-wal", "-shm")
+_REMOVAL_PREFIX = ".removing-"
+_DATABASE_LOG_SUFFIXES = ("-wal", "-shm")
 
 
 class CacheEntry(Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ def cache_entries(cache: Path) -> Iterator[CacheEntry]:
     """Yield the entries of the cache that can be made or fetched again."""
     for pattern, kind in _KINDS.items():
         for path in sorted(entry for directory in cache.glob(pattern) for entry in _entries(directory)):
-            if path.name.endswith((".lock", *_OF_DATABASES)) or path.name.startswith("."):
+            if path.name.endswith((".lock", *_DATABASE_LOG_SUFFIXES)) or path.name.startswith("."):
                 continue
             with suppress(FileNotFoundError):
                 yield CacheEntry(
@@ -63,13 +63,16 @@ def _used_at(path: Path) -> float:
 
 def _files(path: Path) -> list[Path]:
     """Return an entry's files: for a database also its log, which is modified later than the database itself."""
-    return [path, *(companion for end in _OF_DATABASES if (companion := path.with_name(path.name + end)).exists())]
+    return [
+        path,
+        *(companion for end in _DATABASE_LOG_SUFFIXES if (companion := path.with_name(path.name + end)).exists()),
+    ]
 
 
 def _entries(directory: Path) -> Iterator[Path]:
     try:
-        with os.scandir(directory) as inner:
-            yield from (Path(entry.path) for entry in inner)
+        with os.scandir(directory) as listing:
+            yield from (Path(entry.path) for entry in listing)
     except OSError:
         return
 
@@ -104,7 +107,7 @@ def remove_entries(cache: Path, entries: list[CacheEntry]) -> list[CacheEntry]:
     )
     removed: list[CacheEntry] = []
     with locked(cache / CACHE_LOCK, busy=busy):
-        for path in cache.glob(f"{_REMOVING}*"):
+        for path in cache.glob(f"{_REMOVAL_PREFIX}*"):
             _remove(path)
         for entry in entries:
             busy = f"{entry.path} is being made; wait for it, then run the same command again"
@@ -114,10 +117,10 @@ def remove_entries(cache: Path, entries: list[CacheEntry]) -> list[CacheEntry]:
                 removed.append(entry)
                 for path in _files(entry.path):
                     # Renamed first, in one step, so that whatever is found at the path later is complete.
-                    aside = cache / f"{_REMOVING}{uuid.uuid4().hex[:12]}"
+                    removed_path = cache / f"{_REMOVAL_PREFIX}{uuid.uuid4().hex[:12]}"
                     with suppress(FileNotFoundError):
-                        path.rename(aside)
-                        _remove(aside)
+                        path.rename(removed_path)
+                        _remove(removed_path)
     return removed
 
 

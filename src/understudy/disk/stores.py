@@ -259,11 +259,13 @@ def _needed_by_loop(target: FoundStore) -> str:
         return "of a loop that has not begun"
     wave_directories = {directory.run(ref.wave) for ref in state.pending()}
     wave_directories |= {directory.run(step.step) for step in state.steps if step.phase != "published"}
-    over = {directory.run(step.step) for step in state.steps}
-    over |= {directory.absolute(evaluation.run) for evaluation in state.evaluations}
+    wave_paths = {directory.run(step.step) for step in state.steps}
+    wave_paths |= {directory.absolute(evaluation.run) for evaluation in state.evaluations}
     location = target.location.resolve()
-    over = {directory.resolve() for directory in over} - {directory.resolve() for directory in wave_directories}
-    return "" if location in over else "its loop goes on with it"
+    wave_paths = {directory.resolve() for directory in wave_paths} - {
+        directory.resolve() for directory in wave_directories
+    }
+    return "" if location in wave_paths else "its loop goes on with it"
 
 
 def prune_loop(root: Path, keep: int | None, *, dry_run: bool) -> PrunedStore:

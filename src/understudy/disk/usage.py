@@ -46,7 +46,7 @@ def store_use(stores: Sequence[FoundStore]) -> Iterable[DiskUse]:
         calls, pruned = sum(run.calls for run in runs), sum(run.pruned for run in runs)
         parts = [f"{len(runs)} runs", f"{calls} calls"]
         parts += [f"{pruned} of them without bodies"] if pruned else []
-        parts += [f"{left} not ended"] if (left := sum(not run.ended for run in runs)) else []
+        parts += [f"{not_ended} not ended"] if (not_ended := sum(not run.ended for run in runs)) else []
         yield DiskUse(what="store", where=where, bytes=size, unused=free, note=", ".join(parts))
         if setting is not None:
             note = f"{in_bucket.contents} contents"

@@ -28,7 +28,7 @@ CANNOT_BE_CUT = "answers that are too long even with the turn before them alone"
 CUT = "conversations that were too long and were cut at turns"
 PIECES = "rows that were made of them"
 
-_SMALLEST_BUCKET = 256
+_MIN_BUCKET = 256
 _BAR_WIDTH = 40
 
 _TOKENS_PER_CHARACTER = 0.3
@@ -79,7 +79,7 @@ def length_figures(
         return None
     rows = list(accumulate(count for _, count in counts))
     histogram: dict[str, int] = {}
-    bound = _SMALLEST_BUCKET
+    bound = _MIN_BUCKET
     for length, count in counts:
         while length > bound:
             bound *= 2

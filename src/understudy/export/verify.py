@@ -21,7 +21,7 @@ from understudy.trajectory.samples import usable
 from understudy.trajectory.tree import build
 from understudy.types import Call
 
-_MOST_REPORTED = 100
+_MAX_REPORTED = 100
 _REGRADE = "grade it anew: understudy grade --regrade RUN"
 
 
@@ -44,7 +44,7 @@ class LineageReport(Struct):
     def add(self, where: str, problem: str) -> None:
         """Count a failure."""
         self.failures += 1
-        if len(self.problems) < _MOST_REPORTED:
+        if len(self.problems) < _MAX_REPORTED:
             self.problems.append(f"{where}: {problem}")
 
 

@@ -12,7 +12,7 @@ from understudy.errors import BackendError
 from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.parsers import FORMATS, opens_thinking
 
-LEAST_CONTEXT = 32_768
+MIN_CONTEXT_TOKENS = 32_768
 """With fewer tokens, Claude Code's own system prompt and tools leave little room for work."""
 _NEAR = 1e-3
 """How far apart two logprobs of one token may be, in nats."""
@@ -145,14 +145,14 @@ class ModelChecker:
         self._model = card.id
         checks = [ModelCheck(name="model", ok=True, seen=card.id)]
         context = card.max_model_len
-        enough = None if context is None else context >= LEAST_CONTEXT
+        enough = None if context is None else context >= MIN_CONTEXT_TOKENS
         remedy = (
             ""
             if enough
             else "serve more with --max-model-len, or run agents with few --tools and a short --system-prompt"
         )
         seen = "the server does not report max_model_len" if context is None else f"{context} tokens"
-        seen += "" if enough else f"; agents need {LEAST_CONTEXT} or more"
+        seen += "" if enough else f"; agents need {MIN_CONTEXT_TOKENS} or more"
         checks.append(ModelCheck(name="context", ok=enough, seen=seen, remedy=remedy, required=False))
         return checks
 

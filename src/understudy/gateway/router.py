@@ -33,7 +33,7 @@ class ModelRouter:
         slots: Mapping[str, FairSlots] = _NO_SLOTS,
     ) -> None:
         self._roles = {HIGH: high, LOW: low or high}
-        self._slots = {id(self._roles[role]): bound for role, bound in slots.items()}
+        self._slots = {id(self._roles[role]): fair_slots for role, fair_slots in slots.items()}
         self._relayed = any(map(is_relay, self._roles.values()))
         # A relay that keeps the agent's model name has no name itself.
         by_model = {server.model: server for server in (self._roles[LOW], high) if server.model}

@@ -39,7 +39,7 @@ from understudy.util.python_syntax import decode_source, parse_module
 
 _TEXT_CHARS = 200
 _LINE_CHARS = 4000
-_MOST_EVIDENCE = 20
+_MAX_EVIDENCE = 20
 _PYTHON = re.compile(r".*\.(?:pyw?|pyi|pth)")
 _SOURCE = re.compile(r".*\.(?:pyx|pxd|sh|js|ts|mjs|cjs|rb|c|cc|cpp|h|rs|go|java|php)")
 _HASH_COMMENTS = re.compile(r".*\.(?:pyx|pxd|sh|rb)")
@@ -117,7 +117,7 @@ def audit(
     where = f" ({first.path}, line {first.line})" if first.path else ""
     more = f", and {len(evidence) - 1} more" if len(evidence) > 1 else ""
     return Integrity(
-        "suspicious", f"{WHY.get(first.rule, first.rule)}{where}{more}", tuple(evidence[:_MOST_EVIDENCE])
+        "suspicious", f"{WHY.get(first.rule, first.rule)}{where}{more}", tuple(evidence[:_MAX_EVIDENCE])
     )
 
 

@@ -15,9 +15,9 @@ from understudy.tasks.patch import MAX_PATCH_BYTES
 from understudy.tasks.prepare import git_environment, git_program
 from understudy.util.diffs import FileDiff, parse_diff
 
-_TIMEOUT_S = 60.0
-_MOST_LINES = 100_000
-_CACHED_BYTES = 256 << 10
+_GIT_TIMEOUT_S = 60.0
+_MAX_LINES = 100_000
+_MAX_CACHED_PATCH_BYTES = 256 << 10
 
 
 class PatchedFile(Struct, frozen=True):
@@ -41,7 +41,7 @@ def changed_files(patch: bytes, tree: Path | None) -> PatchedFiles:
     Without the task's tree, or if git cannot apply the patch to it as it is (the grader has less strict ways), the
     contents are only what the patch's hunks show. A grading asks several times; small patches are remembered.
     """
-    return _cached_files(patch, tree) if len(patch) <= _CACHED_BYTES else _read_files(patch, tree)
+    return _cached_files(patch, tree) if len(patch) <= _MAX_CACHED_PATCH_BYTES else _read_files(patch, tree)
 
 
 def _read_files(patch: bytes, tree: Path | None) -> PatchedFiles:
@@ -92,7 +92,7 @@ def _apply(patch: bytes, root: Path) -> bool:
         input=patch,
         capture_output=True,
         check=False,
-        timeout=_TIMEOUT_S,
+        timeout=_GIT_TIMEOUT_S,
     )
     return completed.returncode == 0
 
@@ -104,9 +104,9 @@ def _read(root: Path, path: bytes) -> bytes | None:
     try:
         for number, part in enumerate(parts, 1):
             flags = os.O_DIRECTORY if number < len(parts) else os.O_NONBLOCK
-            inner = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=descriptor)
+            child = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=descriptor)
             os.close(descriptor)
-            descriptor = inner
+            descriptor = child
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
         with os.fdopen(os.dup(descriptor), "rb") as file:
@@ -127,6 +127,6 @@ def _hunk_side(file: FileDiff, signs: bytes) -> bytes:
     """Return one side of all hunks, padded with empty lines so that each has its line number in the new file."""
     lines: list[bytes] = []
     for hunk in file.hunks:
-        lines += [b""] * (min(hunk.new_start, _MOST_LINES) - 1 - len(lines))
+        lines += [b""] * (min(hunk.new_start, _MAX_LINES) - 1 - len(lines))
         lines += [line[1:] for line in hunk.lines if not line or line[:1] in signs]
     return b"".join(line + b"\n" for line in lines)

@@ -20,7 +20,7 @@ from understudy.checks.pytest_checks import deciding_files
 from understudy.types import PytestChecks, SuiteChecks, Task
 from understudy.util.files import lock_now, open_lock
 
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 0.2
+_MIN_WAIT_S, _MAX_WAIT_S = 0.01, 0.2
 
 
 @asynccontextmanager
@@ -35,11 +35,11 @@ async def grading_lock(task: Task, cache: Path) -> AsyncGenerator[None]:
         for name in sorted(_lock_names(task)):
             descriptor = open_lock(cache / "gradings" / name)
             locks.callback(os.close, descriptor)
-            wait_s = _SHORTEST_WAIT_S
+            wait_s = _MIN_WAIT_S
             # Polled, because a thread that waits for a lock could not be cancelled.
             while not lock_now(descriptor):
                 await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                wait_s = min(2 * wait_s, _MAX_WAIT_S)
         yield
 
 

@@ -25,7 +25,7 @@ GOLD = "gold"
 MAX_ROW_BYTES = 256 << 20
 MAX_JSON_BYTES = 512 << 20
 _CHUNK = 1 << 20
-_MOST_MESSAGES = 20
+_MAX_MESSAGES = 20
 
 
 class Prediction(Struct, frozen=True):
@@ -60,7 +60,7 @@ class RejectedPredictions(Struct):
     def add(self, message: str) -> None:
         """Count one more invalid row."""
         self.count += 1
-        if len(self.messages) < _MOST_MESSAGES:
+        if len(self.messages) < _MAX_MESSAGES:
             self.messages.append(message)
 
 

@@ -147,13 +147,13 @@ def _module(path: str, root: str) -> str:
     relative = path.removeprefix(root + "/") if root else path
     if root and relative == path:
         return ""
-    first, _, rest = relative.partition("/")
-    name, dot, _ = (rest or first).partition(".")
-    if rest and first in _RUNNERS:
+    first, _, below_first = relative.partition("/")
+    name, dot, _ = (below_first or first).partition(".")
+    if below_first and first in _RUNNERS:
         return first
-    if "/" in rest or (rest and name != "__init__") or not dot:
+    if "/" in below_first or (below_first and name != "__init__") or not dot:
         return ""
-    return first if rest else name
+    return first if below_first else name
 
 
 def _shadows(path: str, hidden: str) -> bool:

@@ -59,7 +59,7 @@ from understudy.tasks.records import task_digest
 from understudy.types import Integrity, PytestChecks, ScriptChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_LEAST_TIMEOUT_S = 30.0  # for code that computes nothing new, which may never end
+_MIN_TIMEOUT_S = 30.0  # for code that computes nothing new, which may never end
 
 _FORMAT = "61"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
@@ -366,7 +366,7 @@ async def validate(
     1 and 0, GraderError or SandboxError when they could not be graded.
     """
     task = prepared.task
-    record, *others = _record_paths(prepared, sandboxes, environment, cache)
+    record, *other_records = _record_paths(prepared, sandboxes, environment, cache)
     if record.exists():
         return as_validated(prepared, sandboxes=sandboxes, environment=environment, cache=cache)
     failure = record.with_suffix(".failed")
@@ -440,7 +440,7 @@ async def validate(
             return version_run
 
         outlines = await asyncio.to_thread(outlines_of_gold, validated, gated)
-        timeout_s = min(task.checks.timeout_s, _LEAST_TIMEOUT_S + 4 * gold.checks_s)
+        timeout_s = min(task.checks.timeout_s, _MIN_TIMEOUT_S + 4 * gold.checks_s)
         limited = replace(validated, task=replace(task, checks=replace(task.checks, timeout_s=timeout_s)))
 
         async def run_patch(patch: GatedPatch, version: WrittenVersion) -> list[VersionRun]:
@@ -475,7 +475,7 @@ async def validate(
         await asyncio.to_thread(
             _templates, tests, validated.options
         )  # now, not while the first patch waits for it
-    for path in (record, *others):
+    for path in (record, *other_records):
         atomic_write(path, msgspec.json.encode(validated.options))
     return validated
 

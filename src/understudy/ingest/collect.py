@@ -56,7 +56,7 @@ from understudy.store.address import StoreLocation
 from understudy.store.sessions import LogSource, TextOrBytes
 from understudy.util.files import locked, write_remedy
 
-_READER = "19"
+_READER_VERSION = "19"
 """The version of the readers.
 
 Raise it when reading the same log gives another result: states, signals or redactions.
@@ -110,7 +110,7 @@ def _counter(kind: Any, value: Any) -> Any:
 _decode = msgspec.msgpack.Decoder(OutputManifest, dec_hook=_counter).decode
 
 
-def reader_of(job: IngestJob) -> str:
+def reader_id(job: IngestJob) -> str:
     """Return a string that identifies the reader's version and options.
 
     Logs read with another one are read again.
@@ -120,7 +120,7 @@ def reader_of(job: IngestJob) -> str:
         # The redaction rules depend on whether Betterleaks is installed.
         key = (hashlib.blake2b(job.key, digest_size=8).hexdigest(), is_installed())
     options = hashlib.blake2b(msgspec.json.encode((job.selection, job.form, key)), digest_size=8).hexdigest()
-    return f"{__version__}/{_READER}/{options}"
+    return f"{__version__}/{_READER_VERSION}/{options}"
 
 
 def _identities(batch: LogBatch) -> list[LogIdentity] | None:
@@ -163,14 +163,14 @@ def load_manifest(output: Path, job: IngestJob) -> OutputManifest | None:
     except (OSError, msgspec.MsgspecError):
         return None
     recorded = (manifest.version, manifest.reader, manifest.size, manifest.modified_ns)
-    return manifest if recorded == (_FORMAT, reader_of(job), status.st_size, status.st_mtime_ns) else None
+    return manifest if recorded == (_FORMAT, reader_id(job), status.st_size, status.st_mtime_ns) else None
 
 
 def save_manifest(path: Path, states_file: Path, job: IngestJob, batches: list[IngestedBatch]) -> None:
     """Write the manifest for the finished file `states_file` to `path`. Raises OSError."""
     status = states_file.stat()
     path.touch(0o600)
-    path.write_bytes(_encode(OutputManifest(_FORMAT, reader_of(job), status.st_size, status.st_mtime_ns, batches)))
+    path.write_bytes(_encode(OutputManifest(_FORMAT, reader_id(job), status.st_size, status.st_mtime_ns, batches)))
 
 
 def reusable(
@@ -223,7 +223,7 @@ def _split_ids(ids: bytes) -> Iterable[bytes]:
 
 def sources_of(batch: LogBatch, files: Sequence[LogIdentity], job: IngestJob) -> list[LogSource]:
     """Return what the store should record about the logs of a batch."""
-    reader = f"{reader_of(job)}/{batch.format.name}"
+    reader = f"{reader_id(job)}/{batch.format.name}"
     return [
         LogSource(
             storable(str(Path(file.path.decode(errors="surrogatepass")).absolute())),
@@ -249,10 +249,10 @@ def all_read(sources: Sequence[LogSource], stored: Mapping[TextOrBytes, LogSourc
     )
 
 
-_STATES = "whole"
-_MANIFEST = "manifest"
+_STATES_FILE = "whole"
+_MANIFEST_FILE = "manifest"
 _SUFFIX = ".understudy-part"
-_LOCK = "lock"
+_LOCK_FILE = "lock"
 
 
 # --- into a file ---------------------------------------------------------------------------------------
@@ -280,47 +280,47 @@ def collect_to_file(
     identities = [_identities(batch) for batch in logs.batches]
     manifest = load_manifest(output, job)
     reused = reusable(logs.batches, identities, manifest)
-    total = IngestSummary(skipped=logs.skipped.copy(), errors=[*logs.errors])
+    summary = IngestSummary(skipped=logs.skipped.copy(), errors=[*logs.errors])
     redaction_report = None if key is None else RedactionReport()
     if manifest is not None and [*reused] == manifest.batches:
         known_ids: set[bytes] = set()
         for ingested in manifest.batches:
-            _add_unchanged(total, ingested, known_ids)
+            _add_unchanged(summary, ingested, known_ids)
             if redaction_report:
                 redaction_report.merge(ingested.read.places, ingested.read.unplaced)
         write_report_beside(output, redaction_report)
-        return total
+        return summary
     if job.form == "parquet":
         # Rows of a Parquet file cannot be copied without being decoded, so all logs are read again.
         reused = [None for _ in reused]
     plan = list(zip(logs.batches, identities, reused, strict=True))
     remedy = "choose an --output in an existing directory in which you may write"
     with _temporary_directory(output.parent, f".{output.name[:100]}.", remedy) as directory:
-        new_file = directory / _STATES
+        new_file = directory / _STATES_FILE
         with closing(ParquetWriter(new_file) if job.form == "parquet" else PrivateFile(new_file)) as file:
             progress = logs.progress()
             unread = [batch for batch, _, ingested in plan if ingested is None]
             progress.read = progress.total - sum(len(batch.files) for batch in unread)
-            with closing(read_batches(unread, job, jobs, directory, progress, report)) as reading:
-                written: list[IngestedBatch] = []
-                for entry in _copy_states(plan, reading, file, output, total, redaction_report):
-                    written += [entry] if entry else []
+            with closing(read_batches(unread, job, jobs, directory, progress, report)) as results:
+                entries: list[IngestedBatch] = []
+                for entry in _copy_states(plan, results, file, output, summary, redaction_report):
+                    entries += [entry] if entry else []
                     progress.written = file.tell() if isinstance(file, PrivateFile) else 0
                     report(progress)
         with writing(output):
-            save_manifest(directory / _MANIFEST, new_file, job, written)
+            save_manifest(directory / _MANIFEST_FILE, new_file, job, entries)
             new_file.replace(output)
-            (directory / _MANIFEST).replace(manifest_path(output))
+            (directory / _MANIFEST_FILE).replace(manifest_path(output))
     write_report_beside(output, redaction_report)
-    return total
+    return summary
 
 
 def _copy_states(
     plan: Sequence[tuple[LogBatch, list[LogIdentity] | None, IngestedBatch | None]],
-    reading: Iterator[tuple[BatchResult, Path | None]],
+    results: Iterator[tuple[BatchResult, Path | None]],
     file: PrivateFile | ParquetWriter,
     earlier_output: Path,
-    total: IngestSummary,
+    summary: IngestSummary,
     redaction_report: RedactionReport | None,
 ) -> Iterator[IngestedBatch | None]:
     """Copy the states of each batch into the new file, from its part file or, if it is unchanged, from the earlier
@@ -331,11 +331,11 @@ def _copy_states(
     known_ids: set[bytes] = set()
     for batch, files, ingested in plan:
         if ingested is not None:
-            dropped, removed_ids = _add_unchanged(total, ingested, known_ids), ingested.dropped
+            dropped, removed_ids = _add_unchanged(summary, ingested, known_ids), ingested.dropped
             result, source = ingested.read, None
         else:
-            result, source = next(reading)
-            dropped, removed_ids = total.add(result, known_ids), b""
+            result, source = next(results)
+            dropped, removed_ids = summary.add(result, known_ids), b""
         if redaction_report:
             redaction_report.merge(result.places, result.unplaced)
         offset = size = 0  # offsets have no meaning in Parquet
@@ -351,11 +351,11 @@ def _copy_states(
             yield IngestedBatch(batch.format.name, files, result, removed_ids + newly_removed)
 
 
-def _add_unchanged(total: IngestSummary, ingested: IngestedBatch, known_ids: set[bytes]) -> set[int]:
+def _add_unchanged(summary: IngestSummary, ingested: IngestedBatch, known_ids: set[bytes]) -> set[int]:
     """Add the counts of an unchanged batch. Returns the positions of states whose ids were known."""
-    total.unchanged += len(ingested.files)
-    total.duplicates += len(ingested.dropped) // ID_BYTES
-    return total.add(ingested.read, known_ids)
+    summary.unchanged += len(ingested.files)
+    summary.duplicates += len(ingested.dropped) // ID_BYTES
+    return summary.add(ingested.read, known_ids)
 
 
 # --- into a store --------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def collect_to_store(
         remedy = "set TMPDIR to an existing directory in which you may write"
     with Store.open(location) as store:
         stored = store.sessions.sources()
-        total = IngestSummary(skipped=logs.skipped.copy(), errors=[*logs.errors])
+        summary = IngestSummary(skipped=logs.skipped.copy(), errors=[*logs.errors])
         unread: list[LogBatch] = []
         sources: list[list[LogSource]] = []
         progress = logs.progress()
@@ -387,19 +387,19 @@ def collect_to_store(
             files = _identities(batch)
             batch_sources = [] if files is None else sources_of(batch, files, job)
             if batch_sources and all_read(batch_sources, stored):
-                total.files += len(batch.files)
-                total.unchanged += len(batch.files)
+                summary.files += len(batch.files)
+                summary.unchanged += len(batch.files)
                 progress.read += len(batch.files)
             else:
                 unread.append(batch)
                 sources.append(batch_sources)
         if not unread:
-            return total
+            return summary
         known_ids: set[bytes] = set()
         with _temporary_directory(parent, prefix, remedy) as workspace:
-            reading = read_batches(unread, job, jobs, workspace, progress, report)
-            for batch_sources, (result, part_file) in zip(sources, reading, strict=True):
-                dropped = total.add(result, known_ids)
+            results = read_batches(unread, job, jobs, workspace, progress, report)
+            for batch_sources, (result, part_file) in zip(sources, results, strict=True):
+                dropped = summary.add(result, known_ids)
                 # An unreadable file may become readable, so its batch is not recorded as read.
                 sources_read = () if result.skipped else batch_sources
                 stored_parts = (
@@ -408,11 +408,11 @@ def collect_to_store(
                     else ()
                 )
                 for changes in stored_parts:
-                    total.new += changes.new
-                    total.changed += changes.changed
-                    total.same += changes.same
+                    summary.new += changes.new
+                    summary.changed += changes.changed
+                    summary.same += changes.same
                 report(progress)
-        return total
+        return summary
 
 
 def _make_private(directory: Path) -> None:
@@ -444,7 +444,7 @@ def _temporary_directory(parent: Path, prefix: str, remedy: str) -> Generator[Pa
     except OSError as error:
         raise ConfigError(f"cannot write in {parent}: {error.strerror}; {write_remedy(error, remedy)}") from error
     try:
-        with locked(directory / _LOCK):
+        with locked(directory / _LOCK_FILE):
             # another run's sweep may have removed the directory, and `locked` created it again with other
             # permissions
             directory.chmod(0o700)
@@ -461,7 +461,7 @@ def _remove_leftovers(parent: Path, prefix: str) -> None:
             status = leftover.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 continue
-            with locked(leftover / _LOCK, busy="another process is writing there"):
+            with locked(leftover / _LOCK_FILE, busy="another process is writing there"):
                 shutil.rmtree(leftover)
         except (ConfigError, OSError):
             continue  # in use, or not ours to remove; either way this run uses a directory of its own

@@ -31,11 +31,11 @@ INSIDE = "!/"
 
 _BUFFER = 1 << 16
 _DISK_BUFFER = 1 << 18  # large enough for many log lines
-_LEAST_BOMB = 64 * 1024 * 1024
-_MOST_BYTES = 8 * 1024 * 1024 * 1024
+_MIN_BOMB_BYTES = 64 * 1024 * 1024
+_MAX_BYTES = 8 * 1024 * 1024 * 1024
 _HONEST_RATIO = 250
-_MOST_MEMBERS = 200_000
-_LARGEST_DIRECTORY = 64 * 1024 * 1024
+_MAX_MEMBERS = 200_000
+_MAX_DIRECTORY_BYTES = 64 * 1024 * 1024
 _END_RECORD = b"PK\x05\x06"
 _END_SEARCHED = 65_557
 _LEFT_OUT = frozenset((".git", "node_modules", "__pycache__", ".venv"))
@@ -57,7 +57,7 @@ class LogFile(Struct, frozen=True):
         return cls(str(path), path.stat().st_size, lambda: path.open("rb", buffering=_DISK_BUFFER))
 
 
-MOST_ERRORS = 20
+MAX_ERRORS = 20
 """The most texts of errors that are collected: a directory may have very many damaged files."""
 
 
@@ -66,11 +66,11 @@ class OversizedLog(OSError):
 
 
 def add_error(errors: list[str] | None, error: str | OSError, path: str = "") -> None:
-    """Add the text of an error to `errors`, unless there are `MOST_ERRORS` already, or nobody collects them.
+    """Add the text of an error to `errors`, unless there are `MAX_ERRORS` already, or nobody collects them.
 
     `path` is put before a text that does not name it.
     """
-    if errors is None or len(errors) >= MOST_ERRORS:
+    if errors is None or len(errors) >= MAX_ERRORS:
         return
     if isinstance(error, OSError) and error.filename is not None:
         error = f"{os.fsdecode(error.filename)} cannot be read: {error.strerror}; {_read_remedy(error)}"
@@ -246,26 +246,26 @@ def _open_archive(archive: str, size: int, modified_ns: int) -> zipfile.ZipFile:
         position >= 0
         and (directory_bytes := int.from_bytes(tail[position + 12 : position + 16], "little")) != 0xFFFFFFFF
     ):
-        if directory_bytes > _LARGEST_DIRECTORY:
+        if directory_bytes > _MAX_DIRECTORY_BYTES:
             raise OversizedLog(
                 f"{archive}: the zip's central directory has {directory_bytes} bytes, expected at most "
-                f"{_LARGEST_DIRECTORY}; unpack it yourself, or split it"
+                f"{_MAX_DIRECTORY_BYTES}; unpack it yourself, or split it"
             )
-    elif size > _LARGEST_DIRECTORY:
+    elif size > _MAX_DIRECTORY_BYTES:
         # A zip64 archive stores the size of its directory in another record.
         position64 = tail.rfind(b"PK\x06\x06")
         if (
             position64 < 0
-            or int.from_bytes(tail[position64 + 40 : position64 + 48], "little") > _LARGEST_DIRECTORY
+            or int.from_bytes(tail[position64 + 40 : position64 + 48], "little") > _MAX_DIRECTORY_BYTES
         ):
             raise OversizedLog(
-                f"{archive}: the zip's central directory has more than {_LARGEST_DIRECTORY} bytes; unpack it "
+                f"{archive}: the zip's central directory has more than {_MAX_DIRECTORY_BYTES} bytes; unpack it "
                 "yourself, or split it"
             )
     archive_file = zipfile.ZipFile(archive)
-    if len(archive_file.filelist) > _MOST_MEMBERS:
+    if len(archive_file.filelist) > _MAX_MEMBERS:
         raise OversizedLog(
-            f"{archive}: expected at most {_MOST_MEMBERS} members, got {len(archive_file.filelist)}; unpack it "
+            f"{archive}: expected at most {_MAX_MEMBERS} members, got {len(archive_file.filelist)}; unpack it "
             "yourself, or split it"
         )
     return archive_file
@@ -334,7 +334,7 @@ def _open_member(archive: str, member: str) -> BinaryIO:
 
 
 def _allowed(compressed: int) -> int:
-    return min(max(_LEAST_BOMB, compressed * _HONEST_RATIO), _MOST_BYTES)
+    return min(max(_MIN_BOMB_BYTES, compressed * _HONEST_RATIO), _MAX_BYTES)
 
 
 def _oversized(path: str) -> str:

@@ -16,8 +16,8 @@ import orjson
 from understudy.ingest.json_values import mapping
 from understudy.ingest.log_files import LogFile, read_some
 
-LONGEST_LINE = 64 * 1024 * 1024
-LARGEST_DOCUMENT = 128 * 1024 * 1024
+MAX_LINE_BYTES = 64 * 1024 * 1024
+MAX_DOCUMENT_BYTES = 128 * 1024 * 1024
 """Longer lines and larger documents are counted and left out, so that memory stays bounded."""
 
 _CHUNK = 1024 * 1024
@@ -107,7 +107,7 @@ def read_lines(file: LogFile, losses: Counter[str]) -> Iterator[bytes]:
                 continue
             unfinished.append(remainder)
             size += len(remainder)
-            if size > LONGEST_LINE:
+            if size > MAX_LINE_BYTES:
                 losses["long_line"] += 1
                 unfinished, size, skipping = [], 0, True
     line = b"".join(unfinished)
@@ -120,7 +120,7 @@ def _read_all(file: LogFile, losses: Counter[str]) -> bytes:
     with file.open() as stream:
         for chunk in _chunks(stream, losses):
             data += chunk
-            if len(data) > LARGEST_DOCUMENT:
+            if len(data) > MAX_DOCUMENT_BYTES:
                 losses["large_document"] += 1
                 return b""
     return bytes(data)

@@ -40,7 +40,7 @@ def model_family(model: str | None) -> str | None:
     """Return a model's family by its name ("anthropic/claude-opus-4-7" → "claude"), or None if it is unknown."""
     # Results are cached, since there are few names and very many turns. Huge names, as in hostile logs, are not
     # cached.
-    return None if not model else _family(model) if len(model) > _LONGEST_CACHED_NAME else _cached_family(model)
+    return None if not model else _family(model) if len(model) > _MAX_CACHED_NAME_CHARS else _cached_family(model)
 
 
 def _family(model: str) -> str | None:
@@ -48,5 +48,5 @@ def _family(model: str) -> str | None:
     return min(matches, key=_ORDER.__getitem__, default=None)
 
 
-_LONGEST_CACHED_NAME = 200
+_MAX_CACHED_NAME_CHARS = 200
 _cached_family = lru_cache(maxsize=1024)(_family)

@@ -29,8 +29,10 @@ CHECKS = {
 }
 """The checks, with what a finding of each means."""
 
-_MOST_FINDINGS = 1000
-_SHORTEST = 12  # shortest quotation, in letters and digits, that is checked: shorter ones may occur anywhere
+_MAX_FINDINGS = 1000
+_MIN_QUOTATION_CHARS = (
+    12  # shortest quotation, in letters and digits, that is checked: shorter ones may occur anywhere
+)
 _QUOTED = re.compile(
     r"\b[Tt]he user(?:'s)?\b(?! might| may| could| would)[^\"“\n.]{0,80}"
     r"\b(?:sa(?:ys|id)|ask(?:s|ed|ing)|wr(?:ites|ote)|mention(?:s|ed)|message|request|prompt|question)\b"
@@ -64,7 +66,7 @@ class VerifyReport(Struct):
     def add(self, finding: StateFinding) -> None:
         """Count a finding, and keep it if there are not too many."""
         self.counts[finding.check] += 1
-        if len(self.findings) < _MOST_FINDINGS:
+        if len(self.findings) < _MAX_FINDINGS:
             self.findings.append(finding)
 
 
@@ -142,7 +144,7 @@ def _quotations(thinking: str) -> Iterator[str]:
     """
     for quoted in _QUOTED.finditer(thinking):
         longest = max(map(_letters, _LEFT_OUT.split(quoted[1])), key=len)
-        if len(longest) >= _SHORTEST:
+        if len(longest) >= _MIN_QUOTATION_CHARS:
             yield longest
 
 

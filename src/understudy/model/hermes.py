@@ -120,9 +120,9 @@ def parse_completion(
     """
     runs = _runs(tokenizer, ids, byte_limit)
     segments, position = _reasoning(runs)
-    rest = runs[position:]
-    called = _with_calls(rest) if tools else None
-    return segments + (called if called is not None else _as_content(rest))
+    after_reasoning = runs[position:]
+    called = _with_calls(after_reasoning) if tools else None
+    return segments + (called if called is not None else _as_content(after_reasoning))
 
 
 class _TokenRun(Struct, frozen=True):
@@ -138,10 +138,10 @@ _TURN_ENDS = ("<|im_end|>", "<|endoftext|>")
 
 def _runs(tokenizer: Vocabulary, ids: Sequence[int], byte_limit: int | None) -> list[_TokenRun]:
     tokens: list[_TokenRun] = []
-    left = byte_limit
+    bytes_left = byte_limit
     for id_ in ids:
-        data = tokenizer.token_bytes[id_][:left]
-        left = None if left is None else left - len(data)
+        data = tokenizer.token_bytes[id_][:bytes_left]
+        bytes_left = None if bytes_left is None else bytes_left - len(data)
         special = tokenizer.special_texts.get(id_)
         # A special token that a stop string has cut is ordinary text.
         tokens.append(

@@ -269,11 +269,11 @@ def _text_pieces(segment: CompletionSegment, tokenizer: Vocabulary) -> Iterator[
     silent = len(segment.ids) - len(ids)
     position = 0
     for start in range(0, len(ids), _CHUNK_TOKENS):
-        part = ids[start : start + _CHUNK_TOKENS]
-        text = decoder.decode(b"".join(tokenizer.token_bytes[id_] for id_ in part))
+        piece_ids = ids[start : start + _CHUNK_TOKENS]
+        text = decoder.decode(b"".join(tokenizer.token_bytes[id_] for id_ in piece_ids))
         piece = text[: len(segment.text) - position]
         position += len(piece)
-        yield piece, len(part)
+        yield piece, len(piece_ids)
     if silent:
         yield "", silent
 

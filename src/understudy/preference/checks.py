@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from understudy.ingest.tool_lists import ToolsSource
 from understudy.ingest.trace import Message, TurnAction, text_of
-from understudy.preference.equivalence import digest, effect_of, stable
+from understudy.preference.equivalence import digest, effect_of, without_volatile_parts
 from understudy.preference.normalise import UNKNOWN_DIRECTORY, WorkingDirectory, has_unreadable_call
 
 
@@ -169,7 +169,11 @@ class Checks:
         actions = [repr(effect_of(action, location).key) for action in (pair.chosen, pair.rejected)]
         exact_digest = digest(["whole", *map(_plain, pair.messages), *actions])
         near_digest = digest(
-            ["near", *(stable(_plain(message)) for message in pair.messages[-_LAST_MESSAGES:]), *actions]
+            [
+                "near",
+                *(without_volatile_parts(_plain(message)) for message in pair.messages[-_LAST_MESSAGES:]),
+                *actions,
+            ]
         )
         if exact_digest in self._seen:
             return DUPLICATE
@@ -194,22 +198,24 @@ def in_turns(messages: Sequence[Message]) -> bool:
     A system message may come first. Then the user begins, user and assistant alternate, and each tool call is
     followed by its only result. The last message is not the assistant's.
     """
-    rest = list(messages[1:] if messages and messages[0].get("role") == "system" else messages)
-    last, waiting = "", list[str]()
-    for message in rest:
+    turns = list(messages[1:] if messages and messages[0].get("role") == "system" else messages)
+    last_role, waiting = "", list[str]()
+    for message in turns:
         role = message.get("role")
         if role == "tool":
             if message.get("tool_call_id") not in waiting:
                 return False
             waiting.remove(str(message["tool_call_id"]))
-        elif waiting or role == last or role not in ("user", "assistant") or (not last and role != "user"):
+        elif (
+            waiting or role == last_role or role not in ("user", "assistant") or (not last_role and role != "user")
+        ):
             return False
         elif role == "assistant":
             waiting = [str(call.get("id")) for call in message.get("tool_calls") or ()]
             if len(set(waiting)) < len(waiting) or not (waiting or text_of(message.get("content"))):
                 return False
-        last = str(role)
-    return bool(rest) and last != "assistant" and not waiting
+        last_role = str(role)
+    return bool(turns) and last_role != "assistant" and not waiting
 
 
 def message_of(action: TurnAction) -> Message:

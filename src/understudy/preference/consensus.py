@@ -102,50 +102,66 @@ def grouped(proposals: Sequence[Proposal], location: WorkingDirectory = UNKNOWN_
 
     Among groups of equal size, the one with the most similar members comes first.
     """
-    voices = [_ProposalEffect(proposal, effect_of(proposal.action, location)) for proposal in proposals]
-    voices = sorted((voice for voice in voices if not voice.effect.empty), key=_order)
-    near = [
-        frozenset(j for j, other in enumerate(voices) if i == j or same_effect(voice.effect, other.effect))
-        for i, voice in enumerate(voices)
+    proposal_effects = [_ProposalEffect(proposal, effect_of(proposal.action, location)) for proposal in proposals]
+    proposal_effects = sorted(
+        (proposal_effect for proposal_effect in proposal_effects if not proposal_effect.effect.empty),
+        key=_sort_key,
+    )
+    equivalents = [
+        frozenset(
+            j
+            for j, another in enumerate(proposal_effects)
+            if i == j or same_effect(proposal_effect.effect, another.effect)
+        )
+        for i, proposal_effect in enumerate(proposal_effects)
     ]
-    left = set(range(len(voices)))
+    ungrouped = set(range(len(proposal_effects)))
     clusters: list[tuple[int, list[int]]] = []
-    while left:
+    while ungrouped:
         # The group of the most teachers; then the most similar; then the first.
-        centre = max(sorted(left), key=lambda i: _weight(voices, i, near[i] & left))
-        members = sorted(near[centre] & left)
+        centre = max(
+            sorted(ungrouped), key=lambda i: _group_strength(proposal_effects, i, equivalents[i] & ungrouped)
+        )
+        members = sorted(equivalents[centre] & ungrouped)
         clusters.append((centre, members))
-        left.difference_update(members)
-    votes = _votes([[voices[i].proposal.teacher for i in members] for _, members in clusters])
-    by_key = sorted(zip(clusters, votes, strict=True), key=lambda pair: repr(voices[pair[0][0]].effect.key))
+        ungrouped.difference_update(members)
+    votes = _votes([[proposal_effects[i].proposal.teacher for i in members] for _, members in clusters])
+    by_key = sorted(
+        zip(clusters, votes, strict=True), key=lambda pair: repr(proposal_effects[pair[0][0]].effect.key)
+    )
     return [
-        Group(voices[centre].proposal, tuple(voices[i].proposal for i in members), supporters)
+        Group(proposal_effects[centre].proposal, tuple(proposal_effects[i].proposal for i in members), supporters)
         for (centre, members), supporters in by_key
     ]
 
 
-def _order(voice: _ProposalEffect) -> tuple[str, str, str, str]:
-    proposal = voice.proposal
-    return (proposal.teacher, proposal.ask_id, proposal.model, repr((voice.effect.key, proposal.action)))
+def _sort_key(proposal_effect: _ProposalEffect) -> tuple[str, str, str, str]:
+    proposal = proposal_effect.proposal
+    return (proposal.teacher, proposal.ask_id, proposal.model, repr((proposal_effect.effect.key, proposal.action)))
 
 
-def _weight(
-    voices: Sequence[_ProposalEffect], centre: int, members: frozenset[int] | set[int]
+def _group_strength(
+    proposal_effects: Sequence[_ProposalEffect], centre: int, members: frozenset[int] | set[int]
 ) -> tuple[int, int, float]:
-    effect = voices[centre].effect
-    close = sum(similarity(effect, voices[i].effect) for i in sorted(members)) if not effect.calls else 0.0
-    return (len({voices[i].proposal.teacher for i in members}), len(members), close)
+    effect = proposal_effects[centre].effect
+    close = (
+        sum(similarity(effect, proposal_effects[i].effect) for i in sorted(members)) if not effect.calls else 0.0
+    )
+    return (len({proposal_effects[i].proposal.teacher for i in members}), len(members), close)
 
 
 def _votes(groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """Return the teachers who vote for each group, given the teachers of the proposals in it."""
-    places: defaultdict[str, list[int]] = defaultdict(list)
+    groups_by_teacher: defaultdict[str, list[int]] = defaultdict(list)
     for number, teachers in enumerate(groups):
         for teacher in teachers:
-            places[teacher].append(number)
+            groups_by_teacher[teacher].append(number)
     votes: list[list[str]] = [[] for _ in groups]
-    for teacher in sorted(places):
-        counts = sorted(((places[teacher].count(number), number) for number in set(places[teacher])), reverse=True)
+    for teacher in sorted(groups_by_teacher):
+        counts = sorted(
+            ((groups_by_teacher[teacher].count(number), number) for number in set(groups_by_teacher[teacher])),
+            reverse=True,
+        )
         if len(counts) == 1 or counts[0][0] > counts[1][0]:
             votes[counts[0][1]].append(teacher)
     return [tuple(members) for members in votes]

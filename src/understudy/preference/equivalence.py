@@ -23,8 +23,8 @@ from understudy.preference.normalise import (
     UNKNOWN_DIRECTORY,
     NormalisedCall,
     WorkingDirectory,
-    lines,
     normalise_calls,
+    without_trailing_spaces,
 )
 from understudy.wire.model import Block, Conversation
 
@@ -49,21 +49,21 @@ _VOLATILE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\b\d{1,9}(?:\.\d{1,9})?(?= ?(?:ms|µs|us|ns|s|sec|secs|seconds?|minutes?)\b)", "n"),
     )
 )
-_LONGEST = 400_000
+_MAX_CHARS = 400_000
 """The longest text, in characters, whose changing parts are ignored. Longer texts must be equal."""
 
 
-def stable(text: str) -> str:
+def without_volatile_parts(text: str) -> str:
     """Return the text without parts that differ between runs, such as times and temporary paths."""
-    if len(text) <= _LONGEST:
+    if len(text) <= _MAX_CHARS:
         for pattern, name in _VOLATILE:
             text = pattern.sub(name, text)
-    return lines(text)
+    return without_trailing_spaces(text)
 
 
 def beginning_digest(conversation: Conversation) -> bytes:
     """Return a digest of a conversation's system prompt and its beginning."""
-    return digest([stable(conversation.system), *_contents(conversation.blocks)])
+    return digest([without_volatile_parts(conversation.system), *_contents(conversation.blocks)])
 
 
 def continuation_digest(blocks: Sequence[Block], calls: Sequence[str]) -> bytes:
@@ -73,13 +73,16 @@ def continuation_digest(blocks: Sequence[Block], calls: Sequence[str]) -> bytes:
     """
     places = {id_: number for number, id_ in enumerate(calls)}
     results = sorted(
-        (places.get(block.id, len(places)), str(block.is_error), stable(block.text))
+        (places.get(block.id, len(places)), str(block.is_error), without_volatile_parts(block.text))
         for block in blocks
         if block.kind == "tool_result"
     )
-    others = [block for block in blocks if block.kind != "tool_result"]
+    other_blocks = [block for block in blocks if block.kind != "tool_result"]
     return digest(
-        [*(part for result in results for part in ("result", str(result[0]), *result[1:])), *_contents(others)]
+        [
+            *(part for result in results for part in ("result", str(result[0]), *result[1:])),
+            *_contents(other_blocks),
+        ]
     )
 
 
@@ -87,7 +90,14 @@ def _contents(blocks: Iterable[Block]) -> list[str]:
     parts: list[str] = []
     for block in blocks:
         if block.kind != "thinking":
-            parts += [block.role, block.kind, block.name, block.arguments, str(block.is_error), stable(block.text)]
+            parts += [
+                block.role,
+                block.kind,
+                block.name,
+                block.arguments,
+                str(block.is_error),
+                without_volatile_parts(block.text),
+            ]
     return parts
 
 
@@ -101,7 +111,7 @@ def digest(parts: Iterable[str]) -> bytes:
 
 
 _EXCERPT_LENGTH = 300
-_MOST_SHOWN = 8
+_MAX_SHOWN = 8
 
 Kind = Literal["nothing", "words or tools", "tools", "arguments", "words"]
 """How two actions differ.
@@ -131,15 +141,17 @@ def difference_json(difference: Difference) -> dict[str, Any]:
     return msgspec.json.decode(msgspec.json.encode(difference))
 
 
-def differ(a: TurnAction, b: TurnAction, location: WorkingDirectory = UNKNOWN_DIRECTORY) -> Difference | None:
+def difference_of_actions(
+    a: TurnAction, b: TurnAction, location: WorkingDirectory = UNKNOWN_DIRECTORY
+) -> Difference | None:
     """Return the difference between the effects of two actions; None if they are equal.
 
     Text before the same tool call, and arguments that do not matter, are no difference.
     """
-    return between(effect_of(a, location), effect_of(b, location))
+    return difference_between(effect_of(a, location), effect_of(b, location))
 
 
-def between(a: ActionEffect, b: ActionEffect) -> Difference | None:
+def difference_between(a: ActionEffect, b: ActionEffect) -> Difference | None:
     """Return the difference between two effects; None if they are equal."""
     if same_effect(a, b):
         return None
@@ -170,11 +182,11 @@ def _changed(a: NormalisedCall, b: NormalisedCall) -> tuple[str, ...]:
         return ()
     first, second = (cast(dict[str, Any], call.arguments) for call in (a, b))
     changed = (key for key in first.keys() | second.keys() if first.get(key) != second.get(key))
-    return tuple(sorted(_short(key) for key in changed)[:_MOST_SHOWN])
+    return tuple(sorted(_short(key) for key in changed)[:_MAX_SHOWN])
 
 
 def _shown_calls(calls: Sequence[NormalisedCall]) -> tuple[str, ...]:
-    actions = [_short(f"{call.name} {_json(call.arguments)}") for call in calls[:_MOST_SHOWN]]
+    actions = [_short(f"{call.name} {_json(call.arguments)}") for call in calls[:_MAX_SHOWN]]
     more = len(calls) - len(actions)
     return (*actions, f"and {more} more") if more > 0 else tuple(actions)
 
@@ -199,12 +211,12 @@ def _short(text: str) -> str:
 
 SIMILAR = 0.6
 """Texts with at least this similarity count as the same."""
-MOST_WORDS = 4_000
+MAX_WORDS = 4_000
 """How many words of a text are compared, from its beginning."""
 
 _WORD = re.compile(r"\w{1,200}")
-_LONGEST_ANSWER = 100_000
-_MOST_CALLS = 64
+_MAX_ANSWER_CHARS = 100_000
+_MAX_CALLS = 64
 _EDITS: dict[str, tuple[str, str, str]] = {
     "Edit": ("file_path", "old_string", "new_string"),
     "replace": ("file_path", "old_string", "new_string"),
@@ -263,13 +275,13 @@ def similarity(a: ActionEffect, b: ActionEffect) -> float:
 
 
 def _count_words(text: str) -> Counter[tuple[str, ...]]:
-    tokens = _WORD.findall(text[:_LONGEST_ANSWER].casefold())[:MOST_WORDS]
+    tokens = _WORD.findall(text[:_MAX_ANSWER_CHARS].casefold())[:MAX_WORDS]
     return Counter[tuple[str, ...]]([*((word,) for word in tokens), *pairwise(tokens)])
 
 
 def _same_calls(a: tuple[NormalisedCall, ...], b: tuple[NormalisedCall, ...]) -> bool:
     """Return whether two sets of calls are equal; edits are compared by their effect."""
-    if len(a) != len(b) or len(a) > _MOST_CALLS:
+    if len(a) != len(b) or len(a) > _MAX_CALLS:
         return False
     rest_a, rest_b = _unmatched(a, b), _unmatched(b, a)
     return _all_match(rest_a, rest_b) or _all_match(rest_b, rest_a)
@@ -277,23 +289,23 @@ def _same_calls(a: tuple[NormalisedCall, ...], b: tuple[NormalisedCall, ...]) ->
 
 def _unmatched(calls: Sequence[NormalisedCall], others: Sequence[NormalisedCall]) -> list[NormalisedCall]:
     """Return the calls that are not among the others; a call that is made twice counts twice."""
-    left = Counter(call.key for call in others)
+    unused = Counter(call.key for call in others)
     unmatched: list[NormalisedCall] = []
     for call in calls:
-        left[call.key] -= 1
-        if left[call.key] < 0:
+        unused[call.key] -= 1
+        if unused[call.key] < 0:
             unmatched.append(call)
     return unmatched
 
 
 def _all_match(calls: list[NormalisedCall], others: list[NormalisedCall]) -> bool:
-    left = list(others)
+    unused = list(others)
     for call in calls:
-        match = next((other for other in left if _same_edit(call, other)), None)
+        match = next((candidate for candidate in unused if _same_edit(call, candidate)), None)
         if match is None:
             return False
-        left.remove(match)
-    return not left
+        unused.remove(match)
+    return not unused
 
 
 def _same_edit(a: NormalisedCall, b: NormalisedCall) -> bool:
@@ -304,8 +316,14 @@ def _same_edit(a: NormalisedCall, b: NormalisedCall) -> bool:
     if names is None or a.name != b.name or not (a.readable and b.readable):
         return False
     where, old, new = names
-    rest = [{key: value for key, value in call.arguments.items() if key not in (old, new)} for call in (a, b)]
-    if rest[0] != rest[1] or not rest[0].get(where) or "replace_all" in rest[0]:
+    other_arguments = [
+        {key: value for key, value in call.arguments.items() if key not in (old, new)} for call in (a, b)
+    ]
+    if (
+        other_arguments[0] != other_arguments[1]
+        or not other_arguments[0].get(where)
+        or "replace_all" in other_arguments[0]
+    ):
         return False
     (small, to_small), (large, to_large) = sorted(
         ((_text(call.arguments, old), _text(call.arguments, new)) for call in (a, b)),

@@ -1,8 +1,8 @@
 """Tool calls in a canonical form: two calls that do the same have the same form.
 
-Names are those of `known_tools`; arguments are compared by value, without defaults and what does not count; paths
-are relative to the directory that the agent worked in; shell commands are compared by their words. Tool calls are
-hostile input: nothing in them raises, and what is too large or too deep is compared as it stands.
+Names are those of `TOOLS` (see `ALIASES`). Arguments are compared by value, without defaults and those that change
+nothing. Paths are relative to the directory that the agent worked in. Shell commands are compared by their words.
+Tool calls are hostile input: nothing in them raises, and what is too large or too deep is compared unchanged.
 """
 
 from __future__ import annotations
@@ -140,12 +140,12 @@ def canonical_command(command: str, cwd: str | None = None) -> str:
         return command
     text = command.replace("\r", "")
     try:
-        tokens, rest = _plain_tokens(text)
+        tokens, here_document = _plain_tokens(text)
     except ShellSyntaxError:
         return text.strip(_SPACE)
     if cwd:
         tokens = _relative_to(tokens, cwd.rstrip("/") or "/")
-    return " ".join(tokens) + rest
+    return " ".join(tokens) + here_document
 
 
 def _plain_tokens(text: str) -> tuple[list[str], str]:
@@ -154,19 +154,21 @@ def _plain_tokens(text: str) -> tuple[list[str], str]:
     Raises ShellSyntaxError.
     """
     tokens: list[str] = []
-    rest = ""
-    announced = document = False
+    here_document = ""
+    after_here_document = has_here_document = False
     for token in shell_tokens(text, strict=True):
         if token.kind == "word":
             # Quoting the delimiter of a here-document changes its meaning, so quotes are kept.
-            tokens.append(shlex.quote(token.value) if token.literal and not announced else token.raw)
-            announced = False
+            tokens.append(shlex.quote(token.value) if token.literal and not after_here_document else token.raw)
+            after_here_document = False
             continue
-        announced = token.kind == "redirect" and token.raw.endswith(("<<", "<<-"))
-        document = document or (token.kind == "redirect" and "<<" in token.raw and "<<<" not in token.raw)
+        after_here_document = token.kind == "redirect" and token.raw.endswith(("<<", "<<-"))
+        has_here_document = has_here_document or (
+            token.kind == "redirect" and "<<" in token.raw and "<<<" not in token.raw
+        )
         if token.raw == "\n":
-            if document:
-                rest = ("\n" + text[token.end :]).rstrip(_SPACE)
+            if has_here_document:
+                here_document = ("\n" + text[token.end :]).rstrip(_SPACE)
                 break
             if tokens and tokens[-1] not in _COMMAND_STARTS:
                 tokens.append(";")
@@ -174,31 +176,31 @@ def _plain_tokens(text: str) -> tuple[list[str], str]:
             tokens += token.raw  # two tokens, as when there is a space between `<` and `(`
         else:
             tokens.append(token.raw)
-    while not rest and tokens and tokens[-1] == ";":
+    while not here_document and tokens and tokens[-1] == ";":
         tokens.pop()
-    return tokens, rest
+    return tokens, here_document
 
 
 def _relative_to(tokens: list[str], cwd: str) -> list[str]:
-    while len(tokens) >= 3 and tokens[0] == "cd" and tokens[2] in ("&&", ";") and _path(tokens[1]) == cwd:
+    while len(tokens) >= 3 and tokens[0] == "cd" and tokens[2] in ("&&", ";") and _literal_path(tokens[1]) == cwd:
         tokens = tokens[3:]
     if "cd" in tokens or "pushd" in tokens:
         return tokens
-    first = True
-    local: list[str] = []
+    starts_command = True
+    relative_tokens: list[str] = []
     for word in tokens:
-        path = _path(word)
+        path = _literal_path(word)
         inside = path is not None and cwd != "/" and (path == cwd or path.startswith(cwd + "/"))
         if inside and path is not None:
             relative = path[len(cwd) :].strip("/") or "."
             # A program needs its directory, and a name must not look like an option.
-            word = shlex.quote(f"./{relative}" if first or relative[0] == "-" else relative)
-        local.append(word)
-        first = word in _COMMAND_STARTS
-    return local
+            word = shlex.quote(f"./{relative}" if starts_command or relative[0] == "-" else relative)
+        relative_tokens.append(word)
+        starts_command = word in _COMMAND_STARTS
+    return relative_tokens
 
 
-def _path(word: str) -> str | None:
+def _literal_path(word: str) -> str | None:
     """Return the word as a path without a slash at its end; None if it is not literal."""
     literal = word[1:-1] if len(word) > 1 and word[0] == word[-1] == "'" else word
     if word[:1] != "'" and not _LITERAL.fullmatch(word):
@@ -208,8 +210,8 @@ def _path(word: str) -> str | None:
 
 MAX_ARGUMENT_CHARACTERS = 1_000_000
 """The longest arguments, in characters, that are parsed; longer ones are compared as text."""
-_DEEPEST_NESTING = 40
-_LARGEST_EXACT_INTEGER = 1 << 53  # integers up to this one are exact as floats
+_MAX_NESTING = 40
+_MAX_EXACT_INTEGER = 1 << 53  # integers up to this one are exact as floats
 _UNPAIRED_SURROGATE = re.compile("[\ud800-\udfff]")
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
 
@@ -252,7 +254,7 @@ def normalise_named_call(
     """Return the canonical form of a call, given its name and its arguments: JSON text, or an object."""
     canonical_name = name if isinstance(name, str) else ""
     canonical_name = ALIASES.get(canonical_name, canonical_name)
-    fields = _object(arguments)
+    fields = _argument_object(arguments)
     if fields is None:
         text = unwrapped(arguments) if isinstance(arguments, str) else repr(arguments)
         return _normalised_call(canonical_name, text, readable=False)
@@ -295,7 +297,7 @@ def has_unreadable_call(action: TurnAction) -> bool:
     return any(not normalise_call(call).readable for call in action.tool_calls)
 
 
-def lines(text: str) -> str:
+def without_trailing_spaces(text: str) -> str:
     """Return the text without trailing white space of lines, and without line breaks at its end.
 
     Unpaired surrogates, which cannot be encoded, are replaced.
@@ -312,7 +314,7 @@ class _TooDeepError(Exception):
     """A value is nested too deeply to be examined; caught within this module."""
 
 
-def _object(arguments: Any) -> dict[str, Any] | None:
+def _argument_object(arguments: Any) -> dict[str, Any] | None:
     """Return the arguments as an object; None if they are not one. An empty text is an empty object.
 
     Claude Code wraps invalid arguments into an object with a special key, for which None is returned, too.
@@ -330,7 +332,7 @@ def _object(arguments: Any) -> dict[str, Any] | None:
         value = decoded(_decode_json, arguments.encode(errors="replace"))
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
-    return _object(cast(dict[str, Any], value)) if isinstance(value, dict) else None
+    return _argument_object(cast(dict[str, Any], value)) if isinstance(value, dict) else None
 
 
 def _normalised_call(name: str, arguments: Any, *, readable: bool = True) -> NormalisedCall:
@@ -350,13 +352,13 @@ def _normalised_arguments(
         key = tool.keys.get(name, name)
         if key in tool.ignored or value is None:
             continue
-        clean = _of_kind(tool.kinds.get(key), _normalised_value(value, without=tool.ignored), location)
+        clean = _normalised_by_kind(tool.kinds.get(key), _normalised_value(value, without=tool.ignored), location)
         if not any(clean == default and type(clean) is type(default) for default in tool.defaults.get(key, ())):
             normalised[key] = clean
     return normalised
 
 
-def _of_kind(kind: Kind | None, value: Any, location: WorkingDirectory) -> Any:
+def _normalised_by_kind(kind: Kind | None, value: Any, location: WorkingDirectory) -> Any:
     if kind == "command" and isinstance(value, list):
         entries = cast(list[Any], value)
         value = (
@@ -367,7 +369,7 @@ def _of_kind(kind: Kind | None, value: Any, location: WorkingDirectory) -> Any:
     if not isinstance(value, str) or kind is None:
         return cast(Any, value)
     if kind == "path":
-        return path(value, location.cwd)
+        return canonical_path(value, location.cwd)
     return canonical_command(value, location.cwd) if kind == "command" else value
 
 
@@ -375,12 +377,12 @@ def _normalised_value(value: Any, depth: int = 0, without: Collection[str] = ())
     """Return a JSON value in canonical form: integers instead of whole floats, keys with null removed, and no
     white space at the ends of lines.
     """
-    if depth > _DEEPEST_NESTING:
+    if depth > _MAX_NESTING:
         raise _TooDeepError
     if isinstance(value, str):
-        return lines(value)
+        return without_trailing_spaces(value)
     if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) <= _LARGEST_EXACT_INTEGER else value
+        return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT_INTEGER else value
     if isinstance(value, list):
         return [_normalised_value(item, depth + 1, without) for item in cast(list[Any], value)]
     if isinstance(value, dict):
@@ -400,22 +402,22 @@ def _single_edit(arguments: dict[str, Any]) -> dict[str, Any] | None:
     return {"file_path": arguments.get("file_path"), **cast(dict[str, Any], edits[0])}
 
 
-def path(name: str, cwd: str | None) -> str:
+def canonical_path(name: str, cwd: str | None) -> str:
     """Return a path in canonical form: relative if it is inside `cwd`, without a slash at its end."""
     if _WINDOWS_PATH.match(name) or (cwd and _WINDOWS_PATH.match(cwd)):
         name = ntpath.normpath(name).replace("\\", "/")
         cwd = ntpath.normpath(cwd).replace("\\", "/") if cwd else None
     if not name:
         return name
-    home = posixpath.normpath(cwd) if cwd else None
-    if home and not name.startswith("/") and not _WINDOWS_PATH.match(name):
-        name = f"{home}/{name}"
+    directory = posixpath.normpath(cwd) if cwd else None
+    if directory and not name.startswith("/") and not _WINDOWS_PATH.match(name):
+        name = f"{directory}/{name}"
     clean = posixpath.normpath(name)
     if clean.startswith("//"):
         clean = clean[1:]
-    if not home:
+    if not directory:
         return clean
-    if clean == home:
+    if clean == directory:
         return "."
-    inside = home.rstrip("/") + "/"
-    return clean[len(inside) :] if clean.startswith(inside) else clean
+    prefix = directory.rstrip("/") + "/"
+    return clean[len(prefix) :] if clean.startswith(prefix) else clean

@@ -26,7 +26,14 @@ from understudy.ingest.trace import (
 from understudy.preference import checks
 from understudy.preference.checks import Checks, Pair, PairCounts
 from understudy.preference.consensus import MINIMUM, Consensus, Judge, Proposal, consensus
-from understudy.preference.equivalence import Difference, between, difference_json, digest, effect_of, same_effect
+from understudy.preference.equivalence import (
+    Difference,
+    difference_between,
+    difference_json,
+    digest,
+    effect_of,
+    same_effect,
+)
 from understudy.preference.normalise import WorkingDirectory, has_unreadable_call
 from understudy.preference.proposals import judge_of, names_in, proposals
 from understudy.redact.heuristics import PSEUDONYM
@@ -40,7 +47,7 @@ NO_PROPOSALS = "no teacher gave an answer that can be used"
 UNKNOWN_FAMILY = "the model that wrote the turn is of no known family"
 SAME_FAMILY = "of the family that wrote the turn"
 NO_FAMILY = "of no known family"
-FOREIGN = "with pseudonyms that the conversation does not have"
+UNKNOWN_PSEUDONYM = "with pseudonyms that the conversation does not have"
 """The answer has no vote, because its request was redacted differently from these pairs. Like the two reasons
 above, it follows the words "teachers' answers".
 """
@@ -91,7 +98,7 @@ def replay_pairs(
             store.sessions, where=_state_condition(answered[start : start + _STATES_PER_QUERY], where)
         ):
             ids = [state_id(trace.trace_id, turn.message_id) for turn in trace.turns]
-            names = _names(trace)
+            names = _tool_names(trace)
             proposals_by_state = {
                 state: proposals(store, state, names=names, left_out=tally.answers) for state in ids
             }
@@ -103,9 +110,9 @@ def replay_pairs(
             for stored_id, state in zip(ids, expand(exported), strict=True):
                 state.state_id = stored_id
                 tally.compared += 1
-                votes, why = _votes(state, proposals_by_state[stored_id], allowed, tally)
-                why = checks.LOSSY if state.fidelity == "lossy" and not include_lossy else why
-                outcome = why or _pair(state, trace.format, votes, minimum, judge_of(store, stored_id), checked)
+                votes, reason = _votes(state, proposals_by_state[stored_id], allowed, tally)
+                reason = checks.LOSSY if state.fidelity == "lossy" and not include_lossy else reason
+                outcome = reason or _pair(state, trace.format, votes, minimum, judge_of(store, stored_id), checked)
                 if isinstance(outcome, str):
                     tally.left_out[outcome] += 1
                 else:
@@ -123,19 +130,19 @@ def _votes(
     ):
         return [], UNKNOWN_FAMILY
     for candidate in candidates:
-        may = allowed[candidate.replay_id]
-        if candidate.family is None and not may.unknown:
+        rules = allowed[candidate.replay_id]
+        if candidate.family is None and not rules.unknown:
             tally.answers[NO_FAMILY] += 1
-        elif candidate.family is not None and candidate.family == family and not may.same:
+        elif candidate.family is not None and candidate.family == family and not rules.same:
             tally.answers[SAME_FAMILY] += 1
         elif _has_unknown_pseudonym(state, candidate):
-            tally.answers[FOREIGN] += 1
+            tally.answers[UNKNOWN_PSEUDONYM] += 1
         else:
             votes.append(candidate)
     return votes, None if votes else NO_PROPOSALS
 
 
-def _names(trace: Trace) -> set[str]:
+def _tool_names(trace: Trace) -> set[str]:
     """Return the names of the tools of a trace, as far as they are known."""
     shapes = (trace.shape, *(turn.shape for turn in trace.turns if turn.shape is not None))
     rendered: dict[int, list[Message]] = {}
@@ -171,10 +178,10 @@ def _pair(
     agreed = consensus(candidates, minimum=minimum, judge=judge, location=location)
     if agreed is None:
         return checks.NO_CONSENSUS
-    difference = between(effect_of(agreed.action, location), effect_of(state.student_action, location))
+    difference = difference_between(effect_of(agreed.action, location), effect_of(state.student_action, location))
     if difference is None:
         return checks.SAME
-    if not _offered(state, agreed.action):
+    if not _tools_are_offered(state, agreed.action):
         return checks.UNKNOWN_TOOL
     # A teacher may have been told tools that are not in the log, which were inferred from turns that are not
     # chosen here.
@@ -242,11 +249,11 @@ def _evidence(
 
 def _state_condition(state_ids: Sequence[str], where: str | None) -> str:
     quoted = ", ".join("'" + state_id.replace("'", "''") + "'" for state_id in state_ids)
-    of_replays = f"state_id IN ({quoted})"
-    return of_replays if where is None else f"(\n{where}\n) AND {of_replays}"
+    in_states = f"state_id IN ({quoted})"
+    return in_states if where is None else f"(\n{where}\n) AND {in_states}"
 
 
-def _offered(state: TraceState, action: TurnAction) -> bool:
+def _tools_are_offered(state: TraceState, action: TurnAction) -> bool:
     """Return whether the state offers the tools that an action calls, as far as its log tells."""
     return state.tools_source != "logged" or names_of(action.tool_calls) <= names_of(state.tools or ())
 
@@ -269,12 +276,15 @@ def _redacted(
         for proposal in proposals
     }
     histories = (trace.renderer.history(node.body) for node in trace.nodes)
-    knowing = redactor.scoped_to(chain(histories, actions.values()))
-    clean = {
-        ask: msgspec.convert(knowing.value(action, f"answer {ask}"), TurnAction) for ask, action in actions.items()
+    scoped_redactor = redactor.scoped_to(chain(histories, actions.values()))
+    redacted_actions = {
+        ask: msgspec.convert(scoped_redactor.value(action, f"answer {ask}"), TurnAction)
+        for ask, action in actions.items()
     }
     return {
-        stored_id: [msgspec.structs.replace(proposal, action=clean[proposal.ask_id]) for proposal in proposals]
+        stored_id: [
+            msgspec.structs.replace(proposal, action=redacted_actions[proposal.ask_id]) for proposal in proposals
+        ]
         for stored_id, proposals in proposals_by_state.items()
     }
 

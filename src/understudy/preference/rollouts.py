@@ -20,8 +20,8 @@ from understudy.preference.checks import SAME, Checks, Pair, PairCounts
 from understudy.preference.equivalence import (
     ActionEffect,
     beginning_digest,
-    between,
     continuation_digest,
+    difference_between,
     difference_json,
     digest,
     effect_of,
@@ -45,7 +45,7 @@ SAME_PAIR = "the same pair as of other rollouts"
 CUT = "an answer that was cut off"
 MANY = "more pairs than wanted of the task"
 
-MOST_OF_A_TASK = 16
+MAX_PAIRS_PER_TASK = 16
 """The maximum number of pairs of one task and agent, by default."""
 
 
@@ -81,7 +81,7 @@ def rollout_pairs(
     include_suspicious: bool = False,
     protection: Protection = "none",
     redactor: Redactor | None = None,
-    most: int = MOST_OF_A_TASK,
+    most: int = MAX_PAIRS_PER_TASK,
     checked: Checks | None = None,
     tally: PairCounts | None = None,
 ) -> Iterator[Pair]:
@@ -144,8 +144,8 @@ def _pairs_of_task(
         )
         groups_of_state = list(by_prefix.values())
         for number, group in enumerate(groups_of_state):
-            for other in groups_of_state[number + 1 :]:
-                _count(tally, ENVIRONMENT, _count_opposed(group, other) + _count_opposed(other, group))
+            for later_group in groups_of_state[number + 1 :]:
+                _count(tally, ENVIRONMENT, _count_opposed(group, later_group) + _count_opposed(later_group, group))
         for group in groups_of_state:
             classes = _classes(group, depth)
             for better in classes:
@@ -216,14 +216,14 @@ def _pair(
     bad = next(line for line in worse if not line.solved)
     if good is None:
         return CUT
-    node, other = (_main_nodes(store, line.graded)[depth] for line in (good, bad))
-    messages, actions = _messages(node), [action_in(sibling.answer or ()) for sibling in (node, other)]
+    node, worse_node = (_main_nodes(store, line.graded)[depth] for line in (good, bad))
+    messages, actions = _messages(node), [action_in(sibling.answer or ()) for sibling in (node, worse_node)]
     if redactor is not None:
         clean: dict[str, Any] = redactor.value(
             {"messages": messages, "actions": msgspec.to_builtins(actions)}, f"rollout {good.graded.rollout.id}"
         )
         messages, actions = clean["messages"], msgspec.convert(clean["actions"], list[TurnAction])
-    difference = between(*(effect_of(action, location) for action in actions))
+    difference = difference_between(*(effect_of(action, location) for action in actions))
     if difference is None:
         return SAME  # they differed in what is no secret any more
     ids = [line.graded.rollout.id for line in (good, bad)]
@@ -236,8 +236,8 @@ def _pair(
         tools_source="logged" if node.conversation.tools else None,
         chosen=actions[0],
         rejected=actions[1],
-        model=other.call.backend_model,
-        family=model_family(other.call.backend_model),
+        model=worse_node.call.backend_model,
+        family=model_family(worse_node.call.backend_model),
         evidence={
             "task": task.instance_id,
             "turn": depth,

@@ -28,7 +28,7 @@ from understudy.store.asks import AskRepository, AskStatus, StoredAsk
 from understudy.types import Call, ErrorInfo
 from understudy.wire.errors import ContextOverflow, InvalidRequest
 
-_MOST_USD = 1e9
+_MAX_USD = 1e9
 UNITS = 1_000_000_000
 """Amounts are integers of a billionth of a dollar, rounded up, so that adding them is exact."""
 
@@ -53,9 +53,9 @@ class CostBudget:
     """
 
     def __init__(self, limit_usd: float | None, before: float = 0.0) -> None:
-        if limit_usd is not None and not 0 < limit_usd < _MOST_USD:
+        if limit_usd is not None and not 0 < limit_usd < _MAX_USD:
             raise ConfigError(
-                f"--max-cost is {limit_usd}; expected more than 0 and less than {_MOST_USD:,.0f} US dollars: give "
+                f"--max-cost is {limit_usd}; expected more than 0 and less than {_MAX_USD:,.0f} US dollars: give "
                 "such a number, or leave it out"
             )
         self.limit = None if limit_usd is None else math.floor(round(limit_usd * UNITS, 3))
@@ -169,12 +169,12 @@ def _after_failure(call: Call, error: ErrorInfo) -> tuple[NextStep, bool]:
 DISMISSED_AFTER = 5
 """A teacher is no longer asked in this invocation after this many failed asks in a row."""
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """The pause between two tries of an ask doubles each time, within these bounds, unless the teacher requests a
 pause.
 """
 
-LONGEST_ACCEPTED_PAUSE_S = 600.0
+MAX_REQUESTED_PAUSE_S = 600.0
 """A teacher that requests a longer pause than this is no longer asked in this invocation."""
 
 
@@ -231,10 +231,10 @@ class TeacherState:
 
     def pause(self, tried: int, retry_after_s: float | None) -> None:
         """Pause requests to the teacher for a while; `tried` is the number of tries of the ask."""
-        wait = min(FIRST_PAUSE_S * 2 ** (tried - 1), LONGEST_PAUSE_S) if retry_after_s is None else retry_after_s
-        if wait > LONGEST_ACCEPTED_PAUSE_S:
+        wait = min(FIRST_PAUSE_S * 2 ** (tried - 1), MAX_PAUSE_S) if retry_after_s is None else retry_after_s
+        if wait > MAX_REQUESTED_PAUSE_S:
             self.dismiss(
-                f"it asks for a pause of {wait:.0f} s, longer than the {LONGEST_ACCEPTED_PAUSE_S:.0f} s that are "
+                f"it asks for a pause of {wait:.0f} s, longer than the {MAX_REQUESTED_PAUSE_S:.0f} s that are "
                 "waited"
             )
             return
@@ -242,9 +242,9 @@ class TeacherState:
 
     async def wait_for_pause(self, stopped: asyncio.Event) -> None:
         """Wait until the teacher may be asked again, or until `stopped` is set."""
-        while not stopped.is_set() and (left := self._not_before - time.monotonic()) > 0:
+        while not stopped.is_set() and (seconds_left := self._not_before - time.monotonic()) > 0:
             with suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(seconds_left):
                     await stopped.wait()
 
     def record_end(self, result: AskOutcome) -> None:
@@ -347,13 +347,13 @@ class Asker:
         """Send an ask once, at a cost within the reserved amount."""
         assert teacher_state.connection is not None
         # If an earlier process died during a try, the amount that it held counts as spent.
-        before = (ask.cost_usd or 0.0) + (ask.reserved_usd or 0.0)
+        cost_before = (ask.cost_usd or 0.0) + (ask.reserved_usd or 0.0)
         priced = teacher_state.teacher.price is not None
         ask = msgspec.structs.replace(
             ask,
             status="asked",
             asked_at=time.time(),
-            cost_usd=before if priced else None,
+            cost_usd=cost_before if priced else None,
             reserved_usd=to_dollars(amount) if priced else None,
             error=None,
             ended_at=None,
@@ -386,16 +386,16 @@ class Asker:
     ) -> StoredAsk:
         """Store how a try of an ask ended, and what it cost."""
         priced = ask.reserved_usd is not None
-        info = None
+        error = None
         if failure is not None and failure.error is not None:
-            info = ErrorInfo(failure.error.boundary, _ERROR_TYPES[failure.next_step], failure.error.message)
+            error = ErrorInfo(failure.error.boundary, _ERROR_TYPES[failure.next_step], failure.error.message)
         ask = msgspec.structs.replace(
             ask,
             status=status,
             reserved_usd=0.0 if priced else None,
             cost_usd=(ask.cost_usd or 0.0) + to_dollars(spent) if priced else None,
             call_id=None if call is None else call.id,
-            error=info,
+            error=error,
             ended_at=time.time(),
         )
         await asyncio.wrap_future(self._asks.add(ask))
@@ -419,17 +419,17 @@ class Asker:
             )
 
     def _count_result(self, ask: StoredAsk, result: AskOutcome, teacher_state: TeacherState) -> None:
-        tally = teacher_state.counts
+        counts = teacher_state.counts
         teacher_state.record_end(result)
         if ask.kind == "teacher":
             self._progress.ended += 1
         if result.next_step == "answered" and result.call is not None:
-            tally.answered += 1
-            tally.prompt_tokens += result.call.usage.prompt_tokens
-            tally.completion_tokens += result.call.usage.completion_tokens
+            counts.answered += 1
+            counts.prompt_tokens += result.call.usage.prompt_tokens
+            counts.completion_tokens += result.call.usage.completion_tokens
         else:
-            tally.failed += 1
-            tally.failure_messages[result.error.message[:200] if result.error else "unknown"] += 1
+            counts.failed += 1
+            counts.failure_messages[result.error.message[:200] if result.error else "unknown"] += 1
 
     def _under_way(self, change: int) -> None:
         self._progress.under_way += change

@@ -12,7 +12,7 @@ import aiohttp
 from msgspec import Struct
 
 from understudy.errors import ConfigError, GatewayError, StoreError
-from understudy.gateway.backends.http import RETRY_AFTER_MOST_S, retry_after_s
+from understudy.gateway.backends.http import MAX_RETRY_AFTER_S, retry_after_s
 from understudy.gateway.config import GatewayConfig, ModelsConfig
 from understudy.gateway.factory import open_gateway
 from understudy.gateway.keys import digest_of, new_key
@@ -33,7 +33,7 @@ class _AskSession(GatewaySession):
     def __init__(self, attempt_id: str, numbers: itertools.count[int]) -> None:
         super().__init__(attempt_id, {})
         self._numbers = numbers
-        self.retry_after_limit_s = RETRY_AFTER_MOST_S
+        self.retry_after_limit_s = MAX_RETRY_AFTER_S
 
     def next_sequence(self) -> int:
         return next(self._numbers)
@@ -80,8 +80,8 @@ class AskCalls:
         """See CallSink."""
         future = self._store.calls.append(call)
 
-        def on_stored(done: Future[None]) -> None:
-            if not done.cancelled() and isinstance(error := done.exception(), StoreError):
+        def on_stored(stored: Future[None]) -> None:
+            if not stored.cancelled() and isinstance(error := stored.exception(), StoreError):
                 self.fault = error
 
         future.add_done_callback(on_stored)

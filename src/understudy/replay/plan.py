@@ -25,7 +25,7 @@ from understudy.store.sessions import StoredSize, TurnSelection
 from understudy.types import WORK_ROLES
 from understudy.util.settings import option
 
-_LEAST_ANSWER_TOKENS = 100
+_MIN_ANSWER_TOKENS = 100
 LAYOUT_BYTES = 128
 """How many bytes longer a message may be in a request than in the store."""
 
@@ -309,15 +309,15 @@ def plan(
             continue
         counts.states += 1
         counts.families[family or "unknown"] += 1
-        left: dict[str, int] = {}
+        asks_left: dict[str, int] = {}
         for teacher in chosen:
             share = shares.setdefault(teacher.name, TeacherEstimate())
             numbers = range(options.samples if settled else 0)
-            done = sum(ask_id(options, stored.state_id, teacher, number) in settled for number in numbers)
+            settled_asks = sum(ask_id(options, stored.state_id, teacher, number) in settled for number in numbers)
             share.asks += options.samples
-            share.done += done
-            left[teacher.name] = options.samples - done
-        planned.append(PlannedState(stored, left))
+            share.done += settled_asks
+            asks_left[teacher.name] = options.samples - settled_asks
+        planned.append(PlannedState(stored, asks_left))
     return counts, shares, planned
 
 
@@ -367,7 +367,7 @@ def _stored_size(stored: StoredSize) -> TurnSize:
 
 
 def _add_to_estimate(share: TeacherEstimate, teacher: Teacher, size: TurnSize, asks: int) -> None:
-    completion = min(max(int(size.answer_chars / TOKEN_BYTES), _LEAST_ANSWER_TOKENS), teacher.config.max_tokens)
+    completion = min(max(int(size.answer_chars / TOKEN_BYTES), _MIN_ANSWER_TOKENS), teacher.config.max_tokens)
     likely = size.prompt.likely_tokens
     share.prompt_tokens += likely * asks
     share.completion_tokens += completion * asks

@@ -50,10 +50,10 @@ from understudy.replay.teachers import Teacher, Teachers
 from understudy.store import Store
 from understudy.store.asks import AskKind, StoredAsk
 
-LONGEST_SESSION_CHARS = 60_000
+MAX_SESSION_CHARS = 60_000
 """How many characters a judge reads from the end of a conversation. A tenth as many are read from its beginning.
 """
-LONGEST_PART_CHARS = 8_000
+MAX_PART_CHARS = 8_000
 """How many characters a judge reads of one message or proposal."""
 
 _QUESTION_TAGS = re.compile(r"<(?=\s*/?\s*(?:session|proposal)\b)", re.IGNORECASE)
@@ -101,9 +101,9 @@ def question(messages: Sequence[Message], shown: Sequence[Proposal]) -> list[Mes
 def _session(messages: Sequence[Message]) -> str:
     parts = [_cut(_message(message)) for message in messages if message["role"] != "system"]
     text = "\n\n".join(parts)
-    if len(text) <= LONGEST_SESSION_CHARS:
+    if len(text) <= MAX_SESSION_CHARS:
         return text
-    return f"{text[: LONGEST_SESSION_CHARS // 10]}\n\n[…]\n\n{text[-LONGEST_SESSION_CHARS:]}"
+    return f"{text[: MAX_SESSION_CHARS // 10]}\n\n[…]\n\n{text[-MAX_SESSION_CHARS:]}"
 
 
 def _message(message: Message) -> str:
@@ -123,12 +123,12 @@ def _call(call: dict[str, Any]) -> str:
 def _cut(text: str) -> str:
     """Return a text as a part of the question, shortened if it is long; it cannot imitate the question's end."""
     text = _QUESTION_TAGS.sub("‹", text)
-    if len(text) <= LONGEST_PART_CHARS:
+    if len(text) <= MAX_PART_CHARS:
         return text
-    return f"{text[: LONGEST_PART_CHARS // 2]} […] {text[-LONGEST_PART_CHARS // 2 :]}"
+    return f"{text[: MAX_PART_CHARS // 2]} […] {text[-MAX_PART_CHARS // 2 :]}"
 
 
-_MOST_INVOCATIONS = 100
+_MAX_INVOCATIONS = 100
 """How many invocations of a replay are recorded."""
 
 
@@ -316,7 +316,7 @@ class Replay:
             "selected": msgspec.to_builtins(selected),
             "ended": None if summary is None else msgspec.to_builtins(summary),
         }
-        config = {"invocations": [*former, invocation][-_MOST_INVOCATIONS:]}
+        config = {"invocations": [*former, invocation][-_MAX_INVOCATIONS:]}
         await asyncio.wrap_future(self._asks.put_replay(self._options.name, config))
 
     async def _recover(self, attempt_id: str) -> None:

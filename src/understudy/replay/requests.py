@@ -30,7 +30,7 @@ UNKNOWN_START = "[The beginning of this conversation is not known.]"
 CONTINUE_PROMPT = "Continue."
 """The user message after a state that ends with an answer, because providers refuse to continue from one."""
 
-LONGEST_ID = 40
+MAX_ID_CHARS = 40
 PRICED_TOKENS = 1_000_000
 """Prices are in US dollars for this many tokens."""
 
@@ -245,7 +245,7 @@ def likely_cost(price: Price, prompt_tokens: int, completion_tokens: int) -> flo
 
 def _sent_id(id_: str) -> str:
     """Return the id to send for a tool call, shortened because OpenAI refuses long ones."""
-    if len(id_) <= LONGEST_ID:
+    if len(id_) <= MAX_ID_CHARS:
         return id_
     return "call_" + hashlib.blake2b(id_.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 

@@ -22,8 +22,8 @@ KINDS: tuple[str, ...] = get_args(Kind)
 JUDGE = "judge"
 """The name of the judge that has a table of its own."""
 
-_MOST_USD_PER_MILLION = 1e6
-_Above0 = Annotated[int, Meta(ge=1)]
+_MAX_USD_PER_MILLION = 1e6
+_PositiveInt = Annotated[int, Meta(ge=1)]
 _NAME = re.compile(r"[\w.+-]{1,80}")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`")
 _GATEWAY_KEY_PREFIX = "models.high."
@@ -44,11 +44,11 @@ class TeacherConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     api_key_env: str | None = None
     template_args: dict[str, Any] = field(default_factory=dict[str, Any])
     price: Price | None = None
-    concurrency: _Above0 = 8
+    concurrency: _PositiveInt = 8
     timeout_s: Annotated[float, Meta(gt=0)] = TIMEOUT_S
     tries: Annotated[int, Meta(ge=1, le=20)] = 5
     family: str | None = None
-    max_tokens: _Above0 = 4096
+    max_tokens: _PositiveInt = 4096
     temperature: Annotated[float, Meta(ge=0)] | None = None
 
 
@@ -153,7 +153,7 @@ def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
     try:
         config = msgspec.convert(table, TeacherConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_located(key, str(error), table)}; correct this key") from error
+        raise ConfigError(f"{path}: {_located_message(key, str(error), table)}; correct this key") from error
     if not config.model.strip():
         raise ConfigError(f"{path}: {key}.model is empty; give the model's name at its server")
     family = config.family.strip().lower() if config.family is not None else model_family(config.model)
@@ -163,15 +163,15 @@ def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
     except ConfigError as error:
         raise ConfigError(f"{path}: {key}.{str(error).removeprefix(_GATEWAY_KEY_PREFIX)}") from error
     for field_, price in msgspec.to_builtins(teacher.price or {}).items():
-        if price is not None and not 0 <= price < _MOST_USD_PER_MILLION:
+        if price is not None and not 0 <= price < _MAX_USD_PER_MILLION:
             raise ConfigError(
                 f"{path}: {key}.price.{field_}: invalid price {price}; expected US dollars per million tokens, at "
-                f"least 0 and below {_MOST_USD_PER_MILLION:,.0f}: correct it"
+                f"least 0 and below {_MAX_USD_PER_MILLION:,.0f}: correct it"
             )
     return teacher
 
 
-def _located(key: str, message: str, table: Any) -> str:
+def _located_message(key: str, message: str, table: Any) -> str:
     """Return a validation error of a table as "key: what was expected, and what it is"."""
     text, _, key_path = message.partition(" - at `$")
     value = table

@@ -109,9 +109,9 @@ def training_charts(figures: ReportFigures) -> list[LineChart]:
             values.setdefault(name, set()).add(value)
     well_known = [row for row in _TRAINER_METRICS if row[0] in values]
     changing = {name for name, different in values.items() if len(different) > 1}
-    others = sorted(changing - {name for name, _, _ in _TRAINER_METRICS} - _SHOWN_ELSEWHERE)[:_MAX_OTHERS]
+    other_metrics = sorted(changing - {name for name, _, _ in _TRAINER_METRICS} - _SHOWN_ELSEWHERE)[:_MAX_OTHERS]
     charts: list[LineChart] = []
-    for name, title, caption in [*well_known, *((name, name, "") for name in others)]:
+    for name, title, caption in [*well_known, *((name, name, "") for name in other_metrics)]:
         dots = [
             Dot(
                 x=step.step,

@@ -16,7 +16,7 @@ from understudy.store.address import StoreLocation
 from understudy.store.sqlite import FILE
 
 VIEW_INDEXES: Final = "view"
-_DEEPEST: Final = 6
+_MAX_DEPTH: Final = 6
 _WAVE_DIRECTORIES: Final = ("steps", "evaluations")
 _SKIPPED: Final = frozenset({"node_modules", "__pycache__", "rollouts", "weights"})
 
@@ -42,19 +42,19 @@ def index_file(identity: str) -> Path:
 
 def find_stores(root: Path) -> Iterator[StoreDirectory]:
     """Yield the stores and loops in a directory and below it. Links are not followed."""
-    yield from _walk(root, 0, None)
+    yield from _find_stores_below(root, 0, None)
 
 
 def loop_around(directory: Path) -> Path | None:
     """Return the real path of the loop that a directory's step or evaluation belongs to; links are followed."""
     for path in (directory.absolute(), directory.resolve()):
-        for inner in (path, *path.parents):
-            if inner.name in _WAVE_DIRECTORIES and is_loop(inner.parent):
-                return inner.parent.resolve()
+        for ancestor in (path, *path.parents):
+            if ancestor.name in _WAVE_DIRECTORIES and is_loop(ancestor.parent):
+                return ancestor.parent.resolve()
     return None
 
 
-def _walk(directory: Path, depth: int, loop: Path | None) -> Iterator[StoreDirectory]:
+def _find_stores_below(directory: Path, depth: int, loop: Path | None) -> Iterator[StoreDirectory]:
     has_loop = is_loop(directory)
     if has_loop:
         yield StoreDirectory(directory, True, None)
@@ -62,10 +62,10 @@ def _walk(directory: Path, depth: int, loop: Path | None) -> Iterator[StoreDirec
     elif _is_plain_file(directory / FILE):
         yield StoreDirectory(directory, False, loop)
         return
-    if depth >= _DEEPEST:
+    if depth >= _MAX_DEPTH:
         return
     try:
-        inner = sorted(
+        subdirectories = sorted(
             Path(entry.path)
             for entry in os.scandir(directory)
             if entry.is_dir(follow_symlinks=False)
@@ -74,9 +74,9 @@ def _walk(directory: Path, depth: int, loop: Path | None) -> Iterator[StoreDirec
         )
     except OSError:
         return  # a directory that this user may not read is skipped
-    for path in inner:
+    for path in subdirectories:
         if not has_loop or path.name in _WAVE_DIRECTORIES:
-            yield from _walk(path, depth + 1, loop)
+            yield from _find_stores_below(path, depth + 1, loop)
 
 
 def _is_plain_file(path: Path) -> bool:

@@ -77,8 +77,8 @@ def compare(before: dict[str, SolveCounts], after: dict[str, SolveCounts]) -> Ra
     The interval is Newcombe's, which treats rollouts as independent. Those of one task are not, so there is a
     second test over the tasks in common, `permutation_p_value`.
     """
-    first, last = rate(list(before.values())), rate(list(after.values()))
-    if first is None or last is None:
+    before_rate, after_rate = rate(list(before.values())), rate(list(after.values()))
+    if before_rate is None or after_rate is None:
         return None
     gain = newcombe(_total(before), _total(after))
     common = [task for task in before if task in after and before[task].graded and after[task].graded]
@@ -88,7 +88,7 @@ def compare(before: dict[str, SolveCounts], after: dict[str, SolveCounts]) -> Ra
         value=gain.estimate,
         low=gain.low,
         high=gain.high,
-        apart=first.high < last.low or last.high < first.low,
+        apart=before_rate.high < after_rate.low or after_rate.high < before_rate.low,
         p_by_task=p,
         common_tasks=len(common),
         judgement="open" if not beyond else "better" if gain.estimate > 0 else "worse",

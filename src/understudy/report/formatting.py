@@ -45,9 +45,9 @@ def number(value: float | None) -> str:
     return f"{digits.removesuffix('.0')}·10{str(int(power)).translate(_SUPERSCRIPTS)}".replace("-", "−")
 
 
-def moment(at: float) -> str:
+def moment(unix_s: float) -> str:
     """Return a time, given in Unix seconds, in UTC to the minute."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def rate(interval: ConfidenceInterval | None) -> str:
@@ -68,11 +68,11 @@ def describe_judgement(figures: ReportFigures) -> tuple[str, Judgement]:
     if headline is None:
         if figures.compares_many and any(row.difference for row in figures.agents):
             return (_many_agents(figures.agents), "open")
-        last = next((point for point in reversed(figures.points) if point.solve_rate), None)
-        if last is None or last.solve_rate is None:
+        last_point = next((point for point in reversed(figures.points) if point.solve_rate), None)
+        if last_point is None or last_point.solve_rate is None:
             return ("Nothing is graded yet", "open")
         if figures.kind == "run":
-            return (f"{percent(last.solve_rate.estimate)} solved", "open")
+            return (f"{percent(last_point.solve_rate.estimate)} solved", "open")
         return ("Nothing to compare with yet", "open")
     if headline.difference.judgement == "open":
         if 0 < headline.difference.common_tasks < MIN_TASKS:
@@ -131,37 +131,36 @@ def agent_name(row: AgentRow) -> str:
 
 
 def _many_agents(rows: Sequence[AgentRow]) -> str:
-    first, *others = rows
-    apart = sum(row.judgement != "open" for row in others)
+    reference, *other_rows = rows
+    apart = sum(row.judgement != "open" for row in other_rows)
     if not apart:
-        return f"No agent differs from {first.label} beyond chance"
-    return (
-        f"{apart} of {len(others)} agents {'differs' if apart == 1 else 'differ'} from {first.label} beyond chance"
-    )
+        return f"No agent differs from {reference.label} beyond chance"
+    verb = "differs" if apart == 1 else "differ"
+    return f"{apart} of {len(other_rows)} agents {verb} from {reference.label} beyond chance"
 
 
 def _each_agent(rows: Sequence[AgentRow]) -> str:
-    first, *others = rows
+    reference, *other_rows = rows
     rates = ", ".join(f"{percent(row.solve_rate)} with {agent_name(row)}" for row in rows if row.tasks)
-    tested = sum(row.p_adjusted is not None for row in others)
+    tested = sum(row.p_adjusted is not None for row in other_rows)
     return (
-        f"Mean over tasks: {rates or 'nothing graded yet'}. Each is compared with {first.label} over the tasks "
-        f"that both have; p-values are adjusted for {tested} comparisons (Holm), intervals are not."
+        f"Mean over tasks: {rates or 'nothing graded yet'}. Each is compared with {reference.label} over the "
+        f"tasks that both have; p-values are adjusted for {tested} comparisons (Holm), intervals are not."
     )
 
 
 def _last_point(figures: ReportFigures) -> str:
-    last = next((point for point in reversed(figures.points) if point.solve_rate), None)
-    if last is None or last.solve_rate is None:
+    last_point = next((point for point in reversed(figures.points) if point.solve_rate), None)
+    if last_point is None or last_point.solve_rate is None:
         if figures.kind == "training":
             return "These are a trainer's own numbers; how good the policy is, only graded rollouts tell."
         pending = sum(point.pending for point in figures.points)
         return f"{pending} rollouts are pending." if pending else "There is no graded rollout in it."
     text = (
-        f"{last.solved} of {last.graded} rollouts solved ({last.label}), 95 % interval "
-        f"{percent(last.solve_rate.low)} to {percent(last.solve_rate.high)}."
+        f"{last_point.solved} of {last_point.graded} rollouts solved ({last_point.label}), 95 % interval "
+        f"{percent(last_point.solve_rate.low)} to {percent(last_point.solve_rate.high)}."
     )
-    return f"{text} {last.pending} are pending." if last.pending else text
+    return f"{text} {last_point.pending} are pending." if last_point.pending else text
 
 
 def _percent_digits(share: float) -> str:

@@ -251,8 +251,8 @@ def _about(config: LoopConfig) -> dict[str, str]:
     plain: dict[str, Any] = msgspec.to_builtins(config)
     about = {name.replace("_", " "): plain[name] for name in _CURVES}
     about |= {"training tasks": len(config.tasks), "held-out tasks": len(config.eval_tasks)}
-    for part in (config.rollout_settings, config.trainer):
-        about |= {name.replace("_", " "): value for name, value in _flat(part).items()}
+    for settings_part in (config.rollout_settings, config.trainer):
+        about |= {name.replace("_", " "): value for name, value in _flat(settings_part).items()}
     return {name: str(value) for name, value in about.items() if value not in (None, "")}
 
 
@@ -343,8 +343,12 @@ def _of_runs(directories: Sequence[StoreLocation], names: Sequence[str]) -> Repo
 
 def _common_settings(runs: Sequence[RunFigures]) -> dict[str, str]:
     """Return the settings that all runs have."""
-    first, *others = (run.about for run in runs)
-    return {name: value for name, value in first.items() if all(about.get(name) == value for about in others)}
+    first_settings, *other_settings = (run.about for run in runs)
+    return {
+        name: value
+        for name, value in first_settings.items()
+        if all(about.get(name) == value for about in other_settings)
+    }
 
 
 def _of_trainer(directory: Path, metrics: Path) -> ReportFigures:

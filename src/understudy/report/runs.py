@@ -183,8 +183,8 @@ def _judgement(row: AgentRow, p_adjusted: float) -> Judgement:
 
 def gain(row: TaskRow) -> float:
     """Return the gain in a task's solve rate from the first point to the last; 0.0 if one did not grade it."""
-    first, last = row.tried[0], row.tried[-1]
-    return _share(last) - _share(first) if first[1] and last[1] else 0.0
+    first_counts, last_counts = row.tried[0], row.tried[-1]
+    return _share(last_counts) - _share(first_counts) if first_counts[1] and last_counts[1] else 0.0
 
 
 def boundary_rows(gathered: Iterable[RunFigures]) -> tuple[BoundaryRow, ...]:
@@ -217,8 +217,8 @@ def unsolved_reasons(gathered: Iterable[RunFigures]) -> dict[str, int]:
     for run in gathered:
         counted.update(run.unsolved)
     common = dict(counted.most_common(_REASONS))
-    rest = counted.total() - sum(common.values())
-    return common | ({f"{len(counted) - len(common)} other reasons": rest} if rest else {})
+    rare_count = counted.total() - sum(common.values())
+    return common | ({f"{len(counted) - len(common)} other reasons": rare_count} if rare_count else {})
 
 
 def version_rows(gathered: Iterable[RunFigures]) -> tuple[VersionUse, ...]:

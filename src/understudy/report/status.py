@@ -32,7 +32,7 @@ class RunStatus(Struct, frozen=True, kw_only=True):
     phases: dict[str, PhaseSeconds]
 
 
-_MOST_RUNS = 20
+_MAX_RUNS = 20
 """How many runs, the newest ones, an error lists."""
 
 
@@ -52,7 +52,7 @@ def store_status(store: Store, run_id: str | None = None) -> StoreStatus:
     if run_id is not None:
         chosen = [queue for queue in queues if queue.run_id == run_id]
         if not chosen:
-            names = ", ".join(queue.run_id for queue in queues[-_MOST_RUNS:])
+            names = ", ".join(queue.run_id for queue in queues[-_MAX_RUNS:])
             remedy = f"give one of: {names}" if names else "it has none at all yet: give the directory of another"
             raise ConfigError(f"--run: {store.location} has no run {run_id[:200]!r} with rollouts; {remedy}")
     else:

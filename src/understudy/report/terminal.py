@@ -14,7 +14,7 @@ from understudy.report.runs import gain
 from understudy.util.text import visible
 
 _JUDGEMENT_STYLES = {"better": "bold green", "worse": "bold red", "open": "bold yellow"}
-_MOST_POINTS = 24
+_MAX_POINTS = 24
 _SPARKS = "▁▂▃▄▅▆▇█"
 _PLOT_COLUMNS = 40
 
@@ -57,11 +57,9 @@ def _plot(title: str, points: Sequence[Point], width: int, style: str) -> Table:
     table.add_column("solve rate", no_wrap=True, justify="right")
     table.add_column("95 %", no_wrap=True)
     table.add_column("solved", no_wrap=True, justify="right")
-    plotted = (
-        points if len(points) <= _MOST_POINTS else [*points[: _MOST_POINTS // 2], *points[-_MOST_POINTS // 2 :]]
-    )
-    for at, point in enumerate(plotted):
-        if len(plotted) < len(points) and at == _MOST_POINTS // 2:
+    plotted = points if len(points) <= _MAX_POINTS else [*points[: _MAX_POINTS // 2], *points[-_MAX_POINTS // 2 :]]
+    for column, point in enumerate(plotted):
+        if len(plotted) < len(points) and column == _MAX_POINTS // 2:
             table.add_row(Text("⋮", style="dim"), "", "", "", "")
         assert point.solve_rate is not None
         table.add_row(
@@ -92,13 +90,15 @@ def _agents(rows: Sequence[AgentRow]) -> Table:
 
 def whisker(low: float, value: float, high: float, width: int, style: str) -> Text:
     """Return a share from 0 to 1 with its interval, drawn in `width` characters."""
-    first, at, last = (min(width - 1, max(0, round(share * (width - 1)))) for share in (low, value, high))
+    low_column, value_column, high_column = (
+        min(width - 1, max(0, round(share * (width - 1)))) for share in (low, value, high)
+    )
     line = Text()
     for column in range(width):
-        if column == at:
+        if column == value_column:
             line.append("●", style=f"bold {style}")
-        elif first <= column <= last:
-            line.append("├" if column == first else "┤" if column == last else "─", style=style)
+        elif low_column <= column <= high_column:
+            line.append("├" if column == low_column else "┤" if column == high_column else "─", style=style)
         else:
             line.append("│" if column in (0, width - 1) else "·" if column == width // 2 else " ", style="dim")
     return line
@@ -115,15 +115,15 @@ def spark(values: Sequence[float], most: int = 60) -> str:
 
 def _lines(figures: ReportFigures) -> list[Text]:
     """Return one line each for sums, the trainer's metrics and failures."""
-    every = [*figures.points, *figures.collected]
+    all_points = [*figures.points, *figures.collected]
     lines: list[tuple[str, str]] = []
-    if every:
+    if all_points:
         lines.append(
             (
                 "in all",
-                f"{formatting.number(sum(point.graded for point in every))} rollouts graded, "
-                f"{formatting.number(sum(point.calls for point in every))} calls, "
-                f"{formatting.number(sum(point.completion_tokens for point in every))} sampled tokens",
+                f"{formatting.number(sum(point.graded for point in all_points))} rollouts graded, "
+                f"{formatting.number(sum(point.calls for point in all_points))} calls, "
+                f"{formatting.number(sum(point.completion_tokens for point in all_points))} sampled tokens",
             )
         )
     if len(figures.points) > 1 and figures.tasks and not figures.compares_many:

@@ -316,10 +316,10 @@ def _error_of_agent(
         )
     if result.outcome != "crashed":
         return None
-    last = calls[-1] if calls else None
-    if last is not None and last.error is not None and last.error.boundary in _ERRORS_BY_BOUNDARY:
-        return _ERRORS_BY_BOUNDARY[last.error.boundary](
-            f"{last.error.message} (then the agent ended: {result.message})"
+    last_call = calls[-1] if calls else None
+    if last_call is not None and last_call.error is not None and last_call.error.boundary in _ERRORS_BY_BOUNDARY:
+        return _ERRORS_BY_BOUNDARY[last_call.error.boundary](
+            f"{last_call.error.message} (then the agent ended: {result.message})"
         )
     return AgentError(
         f"{result.message}; for more, read the attempt's logs, which `understudy view` shows",

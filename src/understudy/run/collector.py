@@ -294,9 +294,9 @@ class RolloutBatch(RunMonitor):
     async def changed(self) -> None:
         """Return when another rollout has ended since the last call, or when the wave has ended."""
         while not self.ended:
-            done = self.progress.done
-            if done != self._reported:
-                self._reported = done
+            ended_rollouts = self.progress.done
+            if ended_rollouts != self._reported:
+                self._reported = ended_rollouts
                 return
             assert self._work is not None
             await asyncio.wait((self._work,), timeout=_POLL_S)

@@ -123,9 +123,11 @@ async def _check_nodes(ray: Any, cpus: float) -> int:
 
     if version_tasks := [asyncio.create_task(read_release(node)) for node in nodes]:
         await asyncio.wait(version_tasks, timeout=_NODES_TIMEOUT_S)
-    if others := [f"{release} on {name}" for name, release in sorted(releases.items()) if release != __version__]:
+    if other_releases := [
+        f"{release} on {name}" for name, release in sorted(releases.items()) if release != __version__
+    ]:
         raise ConfigError(
-            f"--engine ray: expected Understudy {__version__} on every node, got {', '.join(others)}; install "
-            f"understudy=={__version__} on those nodes of the Ray cluster"
+            f"--engine ray: expected Understudy {__version__} on every node, got {', '.join(other_releases)}; "
+            f"install understudy=={__version__} on those nodes of the Ray cluster"
         )
     return len(nodes)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from understudy.agents.packages import AgentPackage
 from understudy.gateway.server.app import Gateway
 from understudy.gateway.server.http import Receive, Send
-from understudy.trajectory.habits import pattern
+from understudy.trajectory.request_wordings import wording_pattern
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, build
 from understudy.types import Call, CallStatus
@@ -213,7 +213,7 @@ def _cut(body: Any) -> Any:
     }
 
 
-_SUMMARY_REQUEST = pattern("compaction", "question")
+_SUMMARY_REQUEST = wording_pattern("compaction", "question")
 _PROMPT_FIELDS = ("instructions", "system", "systemInstruction", "tools")
 _UNCUT_ROLES = ("assistant", "model", "tool")
 _UNCUT_ITEMS = (

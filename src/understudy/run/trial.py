@@ -43,7 +43,7 @@ from understudy.sandbox.base import Mount, Sandbox, SandboxSpec
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.store import Store
 from understudy.tasks.environment import python_environment
-from understudy.trajectory.habits import pattern
+from understudy.trajectory.request_wordings import wording_pattern
 from understudy.trajectory.tree import build
 from understudy.types import WORK_ROLES, Call, Files, Finding, PytestChecks, Task, Usage
 from understudy.wire.errors import ContextOverflow
@@ -212,12 +212,12 @@ class ScriptedBackend:
 
 def summarises(request: ChatRequest) -> bool:
     """Return whether a request asks for a summary of the conversation, by the wording that agents have for it."""
-    first, last = request.messages[0], request.messages[-1]
-    system = _text(first["content"]) if first["role"] == "system" else ""
-    text = _text(last["content"]) if last["role"] == "user" else ""
-    # Positions of `trajectory.habits`: in the user's last text, of a single question or of a conversation.
-    asks = any(pattern("compaction", where).match(text) for where in ("question", "fork"))
-    return asks or pattern("compaction", "instructions").match(system) is not None
+    first_message, last_message = request.messages[0], request.messages[-1]
+    system = _text(first_message["content"]) if first_message["role"] == "system" else ""
+    text = _text(last_message["content"]) if last_message["role"] == "user" else ""
+    # Positions of `request_wordings`: in the user's last text, of a single question or of a conversation.
+    asks = any(wording_pattern("compaction", where).match(text) for where in ("question", "fork"))
+    return asks or wording_pattern("compaction", "instructions").match(system) is not None
 
 
 def _pieces(generation: Generation) -> Iterator[Delta]:
@@ -395,12 +395,12 @@ def _observation(run: ScriptedRun) -> Observation:
     behaviour, result, requests, content = run.behaviour, run.result, run.requests, run.content
     findings = [finding.message for finding in run.findings]
     nodes = build(run.calls).nodes
-    last = max(requests, key=lambda request: len(request.messages), default=None)
+    shown_request = max(requests, key=lambda request: len(request.messages), default=None)
     if len(behaviour.roles) > 1:
-        last = (
+        shown_request = (
             requests[-1] if requests else None
         )  # the longest request may belong to another conversation, so take the last one
-    messages = last.messages if last else []
+    messages = shown_request.messages if shown_request else []
     results = [_text(message["content"]) for message in messages if message["role"] == "tool"]
     problems = [] if behaviour.logs_differ else [f"its own log: {finding}" for finding in findings]
     if result.outcome not in behaviour.accepted_outcomes:
@@ -468,10 +468,10 @@ def changes(before: VersionTrial, after: VersionTrial) -> list[str]:
             pair for pair in texts if _without_changing_parts(pair[0]) != _without_changing_parts(pair[1])
         ]
         for old, new in different[:1]:
-            at = _first_difference(old, new)
+            difference = _first_difference(old, new)
             lines.append(
-                f"{earlier.behaviour}: a tool's result: {old[at:][:_EXCERPT_LENGTH]!r}, "
-                f"now {new[at:][:_EXCERPT_LENGTH]!r}"
+                f"{earlier.behaviour}: a tool's result: {old[difference:][:_EXCERPT_LENGTH]!r}, "
+                f"now {new[difference:][:_EXCERPT_LENGTH]!r}"
             )
     # Tools and system prompt are the same in every behaviour.
     first_before, first_after = before.observations[0], after.observations[0]
@@ -483,9 +483,11 @@ def changes(before: VersionTrial, after: VersionTrial) -> list[str]:
         if first_after.tools.get(name, text) != text
     ]
     if _without_changing_parts(first_before.system) != _without_changing_parts(first_after.system):
-        at = _first_difference(first_before.system, first_after.system)
+        difference = _first_difference(first_before.system, first_after.system)
         sizes = f"{len(first_before.system)} characters, now {len(first_after.system)}"
-        lines.append(f"system prompt: {sizes}; it differs from {first_after.system[at:][:_EXCERPT_LENGTH]!r} on")
+        lines.append(
+            f"system prompt: {sizes}; it differs from {first_after.system[difference:][:_EXCERPT_LENGTH]!r} on"
+        )
     return lines
 
 
@@ -493,9 +495,12 @@ def _changed_part(old: str, new: str) -> str:
     old_parameters, new_parameters = (mapping(mapping(json.loads(text)).get("parameters")) for text in (old, new))
     if old_parameters == new_parameters:
         return "another description"
-    names, others = set(mapping(old_parameters.get("properties"))), set(mapping(new_parameters.get("properties")))
-    parts = [f"without {name}" for name in sorted(names - others)]
-    parts += [f"with {name}" for name in sorted(others - names)]
+    old_names, new_names = (
+        set(mapping(old_parameters.get("properties"))),
+        set(mapping(new_parameters.get("properties"))),
+    )
+    parts = [f"without {name}" for name in sorted(old_names - new_names)]
+    parts += [f"with {name}" for name in sorted(new_names - old_names)]
     return f"other parameters ({', '.join(parts) or 'the same names'})"
 
 
@@ -504,7 +509,7 @@ def _without_changing_parts(text: str) -> str:
 
 
 def _first_difference(first: str, second: str) -> int:
-    at = next(
+    index = next(
         (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
-    return max(0, at - 20)
+    return max(0, index - 20)

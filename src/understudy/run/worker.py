@@ -43,7 +43,7 @@ was down.
 _RESOLVE_TIMEOUT_S = 120.0
 """For how many seconds a worker that ends when it is idle tries to resolve a host's name."""
 
-_FIRST_REST_S, _LONGEST_REST_S = 30.0, 600.0
+_FIRST_PAUSE_S, _MAX_REST_S = 30.0, 600.0
 """How many seconds a run rests after attempts fail in a row: at first, and at most. The time doubles each time."""
 
 _log = logging.getLogger(__name__)
@@ -180,8 +180,8 @@ class RunWorker:
             self._change = asyncio.create_task(asyncio.to_thread(self._store.wait_for_change, WORKERS_POLL_S))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            others = (stopping,) if not self._stopping.is_set() else ()
-            await asyncio.wait((self._change, *others, *self._tasks()), return_when=asyncio.FIRST_COMPLETED)
+            stop_waiters = (stopping,) if not self._stopping.is_set() else ()
+            await asyncio.wait((self._change, *stop_waiters, *self._tasks()), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
         if self._change.done():
@@ -285,11 +285,11 @@ class RunWorker:
         """Count a failure of an attempt. After many in a row, the run rests here."""
         streak = self._streaks.setdefault(run_id, FailureStreak(self._capacity))
         if streak.add(rollout_id, error) and self._has_rested(run_id):
-            rest = self._rest_seconds[run_id] = min(
-                2 * self._rest_seconds.get(run_id, _FIRST_REST_S / 2), _LONGEST_REST_S
+            rest_s = self._rest_seconds[run_id] = min(
+                2 * self._rest_seconds.get(run_id, _FIRST_PAUSE_S / 2), _MAX_REST_S
             )
-            line = f"run {run_id} rests for {rest:.0f} s, then one rollout is tried: {streak}: {error}"
-            await self._stop_claims(run_id, f"{streak}: {error}", rest, line)
+            line = f"run {run_id} rests for {rest_s:.0f} s, then one rollout is tried: {streak}: {error}"
+            await self._stop_claims(run_id, f"{streak}: {error}", rest_s, line)
 
     async def _end_failures(self, run_id: str) -> None:
         if (streak := self._streaks.get(run_id)) is not None:

@@ -87,10 +87,10 @@ def has_ended(stamp: str) -> bool:
     """Return whether the process of a stamp has certainly ended. False for one in another pid namespace, which is
     unknown.
     """
-    namespace, _, rest = stamp.partition("-")
+    namespace, _, process = stamp.partition("-")
     if namespace != own_stamp().partition("-")[0]:
         return False
-    pid, _, started = rest.partition("-")
+    pid, _, started = process.partition("-")
     try:
         fields = _stat_fields(int(pid))
     except (FileNotFoundError, ProcessLookupError, ValueError):
@@ -124,9 +124,9 @@ class CommandOutput:
 
 
 class _OutputCollector(asyncio.SubprocessProtocol):
-    def __init__(self, output_bytes: int, over: asyncio.Event) -> None:
+    def __init__(self, output_bytes: int, ended: asyncio.Event) -> None:
         self.output = CommandOutput(output_bytes)
-        self.over = over
+        self.ended = ended
         self.exited = asyncio.Event()
         self.closed = asyncio.Event()
 
@@ -135,7 +135,7 @@ class _OutputCollector(asyncio.SubprocessProtocol):
 
     def process_exited(self) -> None:
         self.exited.set()
-        self.over.set()
+        self.ended.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed.set()
@@ -186,9 +186,9 @@ def _file_of(content: bytes) -> Generator[BinaryIO]:
     nothing has to wait for a child that reads late or never.
     """
     with os.fdopen(os.memfd_create("stdin"), "w+b", buffering=0) as file:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[file.write(rest) :]
+        unwritten = memoryview(content)
+        while unwritten:
+            unwritten = unwritten[file.write(unwritten) :]
         file.seek(0)
         yield file
 
@@ -199,12 +199,12 @@ async def run_to_completion(work: Callable[[asyncio.Event], Coroutine[Any, Any, 
     When the caller is cancelled, the event that `work` was given is set, and the caller waits until `work` has
     ended.
     """
-    over = asyncio.Event()
-    task = asyncio.create_task(work(over))
+    cancelled = asyncio.Event()
+    task = asyncio.create_task(work(cancelled))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        over.set()
+        cancelled.set()
         await asyncio.wait([task])
         if not task.cancelled():
             # Retrieved, so that asyncio does not log it as never retrieved; the caller is cancelled and needs no
@@ -215,7 +215,7 @@ async def run_to_completion(work: Callable[[asyncio.Event], Coroutine[Any, Any, 
 
 async def run_process(
     argv: Sequence[str],
-    over: asyncio.Event,
+    ended: asyncio.Event,
     *,
     timeout_s: float,
     output_bytes: int,
@@ -225,27 +225,27 @@ async def run_process(
     pass_fds: Sequence[int] = (),
     kill: Callable[[int], None] = kill_group,
 ) -> Completed:
-    """Run `argv` in a new session until it ends, `over` is set, or `timeout_s` seconds have passed, not counting
+    """Run `argv` in a new session until it ends, `ended` is set, or `timeout_s` seconds have passed, not counting
     those in which the machine had no processor for it (see `TimeLimit`).
 
     What is left then is killed by calling `kill` with its pid. `exit_code` is negative for a signal, None after a
-    timeout. Raises OSError or ValueError when the program cannot be started. Must not be cancelled; set `over`
+    timeout. Raises OSError or ValueError when the program cannot be started. Must not be cancelled; set `ended`
     instead (see `run_to_completion`).
     """
     started = time.monotonic()
     seal_descriptors()
     with _file_of(stdin) as file:
-        watch = _OutputCollector(output_bytes, over)
+        watch = _OutputCollector(output_bytes, ended)
         child = spawn(argv, watch, stdin=file, env=env, cwd=cwd, pass_fds=pass_fds)
     limit = TimeLimit(timeout_s)
     try:
-        while not over.is_set() and (pause_s := limit.pause_s()) > 0:
+        while not ended.is_set() and (pause_s := limit.pause_s()) > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await over.wait()
+                    await ended.wait()
             limit.count([child.pid])
     finally:
-        timed_out = not over.is_set()
+        timed_out = not ended.is_set()
         duration_s = time.monotonic() - started
         await asyncio.shield(_reap(child, watch, kill))
     return watch.output.completed(child.returncode, duration_s, timed_out=timed_out)

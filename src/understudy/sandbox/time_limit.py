@@ -6,10 +6,10 @@ the wall clock would then end them, and an honest patch would have no reward bec
 The kernel keeps for each thread how long it ran and how long it waited in the queue for a processor. Time counts
 in which the command's processes ran or slept, but not time in which they only waited. So a command that sleeps is
 ended on time, and so is one whose many threads take processors from each other, because some of them run. As code
-can make itself wait (with a low priority beside other work), a command is ended after `LONGEST` times its limit,
-whatever it waited for.
+can make itself wait (with a low priority beside other work), a command is ended after `WALL_CLOCK_FACTOR` times
+its limit, whatever it waited for.
 
-All time of a command with more than `MOST_THREADS` threads counts: they wait for one another, and looking at each
+All time of a command with more than `MAX_THREADS` threads counts: they wait for one another, and looking at each
 of them would take long on a machine that they keep busy, as a fork bomb does.
 """
 
@@ -23,10 +23,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-LONGEST = 10.0
+WALL_CLOCK_FACTOR = 10.0
 """After how many times its limit a command is ended, however long it waited for a processor."""
 
-MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))
+MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))
 """The most threads of a command of which the waiting is looked at."""
 
 _SAMPLES = 240
@@ -34,8 +34,8 @@ _SAMPLES = 240
 and their time counts as if they had not waited.
 """
 
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
-_LEAST_LEFT_S = 0.05
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.25, 10.0
+_MIN_LEFT_S = 0.05
 """The shortest pause when hardly anything of the limit is left: what is left only shrinks a little each time."""
 
 
@@ -48,19 +48,19 @@ class ThreadTimes(Struct, frozen=True):
 
 def longest_s(timeout_s: float) -> float:
     """Return how many seconds a command with this time limit may take at most."""
-    return LONGEST * timeout_s
+    return WALL_CLOCK_FACTOR * timeout_s
 
 
 def read_threads(roots: Iterable[int]) -> dict[str, ThreadTimes]:
     """Return the times of all threads of these processes and their descendants, by thread id.
 
-    Processes that have ended are left out. Empty if there are more than `MOST_THREADS`, and where the kernel does
+    Processes that have ended are left out. Empty if there are more than `MAX_THREADS`, and where the kernel does
     not keep these times.
     """
     threads: dict[str, ThreadTimes] = {}
     pending = [str(root) for root in roots]
     while pending:
-        if len(threads) + len(pending) > MOST_THREADS:
+        if len(threads) + len(pending) > MAX_THREADS:
             return {}
         with suppress(OSError):  # the process has ended
             for thread in Path("/proc", pending.pop(), "task").iterdir():
@@ -94,8 +94,8 @@ class TimeLimit:
         until_end_s = longest_s(self._timeout_s) - (self._clock() - self._started)
         if left_s <= 0 or until_end_s <= 0:
             return 0.0
-        pause_s = min(max(self._timeout_s / _SAMPLES, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
-        return min(pause_s, max(left_s, _LEAST_LEFT_S), until_end_s)
+        pause_s = min(max(self._timeout_s / _SAMPLES, _MIN_PAUSE_S), _MAX_PAUSE_S)
+        return min(pause_s, max(left_s, _MIN_LEFT_S), until_end_s)
 
     def count(self, roots: Iterable[int]) -> None:
         """Count the time since the last call, less the time in which the command waited for a processor.

@@ -112,9 +112,9 @@ class UnsafeSandbox(Sandbox):
             )
         try:
             return await run_to_completion(
-                lambda over: run_process(
+                lambda cancelled: run_process(
                     [program, *argv[1:]],
-                    over,
+                    cancelled,
                     timeout_s=timeout_s,
                     output_bytes=self._spec.limits.output_bytes,
                     stdin=stdin,

@@ -37,16 +37,16 @@ MIN_BYTES: Final = 128 << 10
 """Contents that take so many bytes go to the bucket, by default."""
 
 _SETTING: Final = "bucket"
-_REQUESTS: Final = 8
+_PARALLEL_REQUESTS: Final = 8
 """How many requests run at a time for contents that are read or written together."""
 
 _URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([A-Za-z0-9!_.*'()/-]*))?")
 _HASH = re.compile(r"[0-9a-f]{40}")
-_CLIENT = {
+_CLIENT_OPTIONS = {
     "connect_timeout": 5,
     "read_timeout": 20,
     "retries": {"mode": "standard", "total_max_attempts": 2},
-    "max_pool_connections": _REQUESTS,
+    "max_pool_connections": _PARALLEL_REQUESTS,
     # Servers other than Amazon's refuse the newer checksums. Objects are written with their MD5, which all verify.
     "request_checksum_calculation": "when_required",
     "response_checksum_validation": "when_required",
@@ -124,10 +124,15 @@ def parse_bucket(url: str, endpoint_url: str | None, min_bytes: int, store_id: s
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
         try:
-            parts = urlsplit(endpoint_url)
+            address = urlsplit(endpoint_url)
         except ValueError:  # its text would repeat a part of the address, which may be a key
             raise invalid from None
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
+        if (
+            address.scheme not in ("http", "https")
+            or not address.hostname
+            or address.query
+            or "@" in address.netloc
+        ):
             raise invalid
     if min_bytes < 1:
         raise ConfigError(f"--min-bytes: got {min_bytes}, expected a number of at least 1")
@@ -223,7 +228,7 @@ class Bucket:
     def _for_each(self, request: Callable[[Any], T], arguments: Sequence[Any]) -> list[T]:
         if len(arguments) < 2:
             return [request(argument) for argument in arguments]
-        with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="bucket") as threads:
+        with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="bucket") as threads:
             return list(threads.map(request, arguments))
 
     def _waiting(self, request: Callable[[], T], digest: bytes | str) -> T:
@@ -299,7 +304,7 @@ def _boto3() -> Any:
 def _config() -> Any:
     from botocore.config import Config
 
-    return Config(**_CLIENT)
+    return Config(**_CLIENT_OPTIONS)
 
 
 def read_setting(connection: Connection) -> BucketSetting | None:

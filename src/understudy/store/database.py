@@ -20,7 +20,7 @@ from understudy.store.bucket import Bucket, bucket_of, read_setting
 from understudy.store.contents import ContentWriter, Parts, read_blobs
 from understudy.store.decoding import decoder
 from understudy.store.driver import OUTAGE_S, DatabaseDriver
-from understudy.store.outage_retry import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from understudy.store.outage_retry import FIRST_PAUSE_S, MAX_PAUSE_S
 from understudy.store.tokens import Ids, RecentTokens
 from understudy.types import ErrorInfo, Finding
 
@@ -254,7 +254,7 @@ class Writer:
                     self._fail(pending[:1] if isinstance(error, BucketUnavailable) else pending, error)
                     continue
                 time.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def _commit(
         self,

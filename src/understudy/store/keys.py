@@ -30,7 +30,7 @@ from understudy.types import Attempt
 CLIENT = "client-"
 """The prefix of a client's attempt id; the rest is its name."""
 
-_LONGEST_NAME = 200
+_MAX_NAME_CHARS = 200
 _NOTHING: Mapping[str, Any] = {}
 # This runs with every request, in a third of the time that SQLAlchemy Core needs.
 _FIND = HotStatement(select(keys).where(keys.c.digest == bindparam("digest")), "digest")
@@ -60,9 +60,9 @@ class KeyRepository(Repository):
     @queued
     def add_client(self, context: WriteContext, name: str) -> Attempt:
         """Create a client, unless it exists. Returns its attempt, which has no rollout and does not end."""
-        if not name or not name.isprintable() or name != name.strip() or len(name) > _LONGEST_NAME:
+        if not name or not name.isprintable() or name != name.strip() or len(name) > _MAX_NAME_CHARS:
             raise StoreError(
-                f"invalid client name {name[:_LONGEST_NAME]!r}; give 1 to {_LONGEST_NAME} printable "
+                f"invalid client name {name[:_MAX_NAME_CHARS]!r}; give 1 to {_MAX_NAME_CHARS} printable "
                 "characters, without a space at either end"
             )
         attempt_id = CLIENT + name

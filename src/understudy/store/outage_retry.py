@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 2.0
+MAX_PAUSE_S = 2.0
 
 
 def repeat_for(action: Callable[[], T], repeatable_for_s: Callable[[Exception], float]) -> T:
@@ -25,4 +25,4 @@ def repeat_for(action: Callable[[], T], repeatable_for_s: Callable[[Exception], 
             if time.monotonic() - began + pause_s > repeatable_for_s(error):
                 raise
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, MAX_PAUSE_S)

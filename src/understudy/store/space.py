@@ -59,9 +59,9 @@ from understudy.store.statements import json_field, json_values
 from understudy.types import ENDED
 
 _BATCH = 5_000
-_NONE: Collection[str] = ()
-_TOKENS = [calls.c[name] for name in ("suffix", "completion", "logprobs")]
-_VALUES = [token_values.c[name] for name in ("logprobs", "ratios", "advantages")]
+_NO_RUNS: Collection[str] = ()
+_TOKEN_COLUMNS = [calls.c[name] for name in ("suffix", "completion", "logprobs")]
+_TOKEN_VALUE_COLUMNS = [token_values.c[name] for name in ("logprobs", "ratios", "advantages")]
 _PRUNED_SKELETON = split_body(PRUNED_REQUEST).skeleton
 
 
@@ -118,9 +118,11 @@ class SpaceRepository(Repository):
         )
         pruned = case((calls.c.skeleton_id == _pruned_skeleton(), 1), else_=0)
         of_calls = _by_run(
-            func.count().label("calls"), func.sum(pruned).label("pruned"), _size(_TOKENS).label("token_bytes")
+            func.count().label("calls"),
+            func.sum(pruned).label("pruned"),
+            _size(_TOKEN_COLUMNS).label("token_bytes"),
         )
-        of_values = _by_run(_size(_VALUES).label("value_bytes"))
+        of_values = _by_run(_size(_TOKEN_VALUE_COLUMNS).label("value_bytes"))
         of_values = of_values.join(token_values, token_values.c.call_id == calls.c.id)
         with self._reading() as connection:
             sizes: dict[str, dict[str, int]] = {}
@@ -136,22 +138,22 @@ class SpaceRepository(Repository):
         ]
 
     def unused(
-        self, without_runs: Collection[str] = _NONE, without_bodies: Collection[str] = _NONE
+        self, without_runs: Collection[str] = _NO_RUNS, without_bodies: Collection[str] = _NO_RUNS
     ) -> UnusedContents:
         """Return the contents that no row refers to, or would refer to without some runs or the bodies of some
         runs' calls.
         """
         query = select(func.count(), func.coalesce(func.sum(stored_bytes()), 0)).where(
-            blobs.c.id.not_in(_named_contents(without_runs, without_bodies))
+            blobs.c.id.not_in(_referenced_contents(without_runs, without_bodies))
         )
         with self._reading() as connection:
             return UnusedContents(*connection.execute(query).one())
 
     def remove(
         self,
-        runs_: Collection[str] = _NONE,
-        bodies: Collection[str] = _NONE,
-        values: Collection[str] = _NONE,
+        run_ids_to_drop: Collection[str] = _NO_RUNS,
+        bodies: Collection[str] = _NO_RUNS,
+        values: Collection[str] = _NO_RUNS,
         report: Callable[[str], None] = lambda line: None,
     ) -> UnusedContents:
         """Remove some runs, the bodies of other runs' calls, or trainers' values; then contents that no row refers
@@ -162,7 +164,7 @@ class SpaceRepository(Repository):
         """
         with self._indexed_references():
             for change, run_ids in (
-                (self._drop_run, runs_),
+                (self._drop_run, run_ids_to_drop),
                 (self._drop_bodies, bodies),
                 (self._drop_values, values),
             ):
@@ -222,7 +224,7 @@ class SpaceRepository(Repository):
 
         Higher ids go first, so that no remaining node ever lacks its parent.
         """
-        for table, living in ((nodes, _living_nodes(_NONE)), (blobs, _named_contents(_NONE, _NONE))):
+        for table, living in ((nodes, _used_nodes(_NO_RUNS)), (blobs, _referenced_contents(_NO_RUNS, _NO_RUNS))):
             query = select(table.c.id).where(table.c.id.not_in(living)).order_by(table.c.id.desc())
             with self._reading() as connection:
                 unused = array("q", connection.execute(query).scalars())
@@ -260,12 +262,12 @@ class SpaceRepository(Repository):
 
         Without them, deleting a row reads whole tables to check for references to it.
         """
-        for name, table, column in _unindexed():
+        for name, table, column in _unindexed_references():
             context.connection.exec_driver_sql(f"CREATE INDEX IF NOT EXISTS {name} ON {table} ({column})")
 
     @queued
     def _drop_indexes(self, context: WriteContext) -> None:
-        for name, _, _ in _unindexed():
+        for name, _, _ in _unindexed_references():
             context.connection.exec_driver_sql(f"DROP INDEX IF EXISTS {name}")
 
 
@@ -303,7 +305,7 @@ def _pruned_skeleton() -> ScalarSelect[int]:
     return select(blobs.c.id).where(blobs.c.hash == content_hash(_PRUNED_SKELETON)).scalar_subquery()
 
 
-def _living_nodes(run_ids: Collection[str]) -> Select[Any]:
+def _used_nodes(run_ids: Collection[str]) -> Select[Any]:
     """Select the nodes of all conversations, except those of the calls of some runs."""
     ends = [select(calls.c.node_id.label("id")).where(_not_of(calls.c.attempt_id, run_ids))]
     ends += [select(turns.c[name].label("id")) for name in ("node_id", "answer_id")]
@@ -312,7 +314,7 @@ def _living_nodes(run_ids: Collection[str]) -> Select[Any]:
     return select(living.c.id).where(living.c.id.is_not(None))
 
 
-def _named_contents(runs_: Collection[str], bodies: Collection[str]) -> Select[Any]:
+def _referenced_contents(runs_: Collection[str], bodies: Collection[str]) -> Select[Any]:
     """Select the contents that rows refer to, ignoring rows of the runs `runs_` and of the calls and logs of
     `bodies`.
     """
@@ -325,7 +327,7 @@ def _named_contents(runs_: Collection[str], bodies: Collection[str]) -> Select[A
                 continue
             query = select(column.label("id")).where(column.is_not(None))
             if table is nodes:
-                query = query.where(nodes.c.id.in_(_living_nodes(without_bodies)))
+                query = query.where(nodes.c.id.in_(_used_nodes(without_bodies)))
             elif table is tasks:
                 query = query.where(tasks.c.run_id.not_in(json_values(sorted(runs_), Text)))
             elif table in without:
@@ -339,16 +341,18 @@ def _not_of(attempt: ColumnElement[str], run_ids: Collection[str]) -> ColumnElem
     return attempt.not_in(_attempts_of(run_ids)) if run_ids else true()
 
 
-def _unindexed() -> Iterator[tuple[str, str, str]]:
+def _unindexed_references() -> Iterator[tuple[str, str, str]]:
     """Yield columns that refer to other tables and that no index begins with: (name for an index, table,
     column).
     """
     for table in metadata.sorted_tables:
         keys_ = [*table.constraints, *table.indexes]
-        indexed = {next(iter(key.columns)).name for key in keys_ if isinstance(key, _INDEXED) and len(key.columns)}
+        indexed = {
+            next(iter(key.columns)).name for key in keys_ if isinstance(key, _INDEX_TYPES) and len(key.columns)
+        }
         for column in table.columns:
             if column.foreign_keys and column.name not in indexed:
                 yield f"prune_{table.name}_{column.name}", table.name, column.name
 
 
-_INDEXED = (PrimaryKeyConstraint, UniqueConstraint, Index)
+_INDEX_TYPES = (PrimaryKeyConstraint, UniqueConstraint, Index)

@@ -56,12 +56,12 @@ _READABLE = frozenset({"turns", "traces", ""})
 _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_FUNCTION})
 _FORBIDDEN = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"})
 _STEPS = 20_000
-_LONGEST = 64 << 20  # limit on the size of one value in bytes, so that no expression can fill the memory
+_MAX_VALUE_BYTES = 64 << 20  # limit on the size of one value in bytes, so that no expression can fill the memory
 
 
 def restrict_to_turns(raw: sqlite3.Connection) -> None:
     """Restrict a connection to reading the session tables, and limit the size of its values."""
-    raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
+    raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
     raw.set_authorizer(_authorize)
 
 

@@ -74,7 +74,7 @@ def read_dockerfile(path: Path) -> DockerfileRecipe:
     """Parse a Dockerfile. Raises TaskError, naming file and line, for everything unsupported."""
     recipe = DockerfileRecipe(path)
     for line, instruction in _instructions(read_text(path, "a Dockerfile")):
-        word, _, rest = instruction.partition(" ")
+        word, _, arguments = instruction.partition(" ")
         handler = _HANDLERS.get(word.upper())
         try:
             if handler is None:
@@ -86,7 +86,7 @@ def read_dockerfile(path: Path) -> DockerfileRecipe:
                 raise _UnsupportedInstruction(
                     f"{word.upper()} before FROM, expected FROM as the first instruction; move it"
                 )
-            handler(recipe, line, rest.strip())
+            handler(recipe, line, arguments.strip())
         except _UnsupportedInstruction as refusal:
             raise TaskError(f"{path}:{line}: {refusal}") from refusal
     if not recipe.image:
@@ -124,36 +124,41 @@ def _instructions(text: str) -> list[tuple[int, str]]:
     return instructions
 
 
-def _from(recipe: DockerfileRecipe, line: int, rest: str) -> None:
-    arguments = [word for word in rest.split() if not word.startswith("--platform=")]
+def _from(recipe: DockerfileRecipe, line: int, arguments: str) -> None:
+    words = [word for word in arguments.split() if not word.startswith("--platform=")]
     if recipe.image:
         raise _UnsupportedInstruction(f"a second FROM: multi-stage builds are {_UNSUPPORTED_HINT}")
-    if not arguments or arguments[0].startswith("-") or "$" in arguments[0]:
+    if not words or words[0].startswith("-") or "$" in words[0]:
         raise _UnsupportedInstruction(
-            f"FROM {rest[:_SHOWN]}: expected FROM IMAGE, without variables and options other than --platform; "
-            "write the image's name out"
+            f"FROM {arguments[:_SHOWN]}: expected FROM IMAGE, without variables and options other than "
+            "--platform; write the image's name out"
         )
-    recipe.image = arguments[0]
+    recipe.image = words[0]
 
 
-def _workdir(recipe: DockerfileRecipe, line: int, rest: str) -> None:
-    arguments = _arguments(recipe, rest)
-    if len(arguments) != 1 or not arguments[0]:
+def _workdir(recipe: DockerfileRecipe, line: int, arguments: str) -> None:
+    paths = _arguments(recipe, arguments)
+    if len(paths) != 1 or not paths[0]:
         raise _UnsupportedInstruction(
-            f"WORKDIR {rest[:_SHOWN]}: expected one path, got {len([path for path in arguments if path])}; give "
+            f"WORKDIR {arguments[:_SHOWN]}: expected one path, got {len([path for path in paths if path])}; give "
             "one, in quotes if it contains spaces"
         )
-    recipe.workdir = posixpath.normpath(posixpath.join(recipe.workdir or "/", arguments[0]))
+    recipe.workdir = posixpath.normpath(posixpath.join(recipe.workdir or "/", paths[0]))
     recipe.steps.append(WorkdirStep(line, recipe.workdir))
 
 
-def _env(recipe: DockerfileRecipe, line: int, rest: str) -> None:
-    name, space, value = rest.partition(" ")
+def _env(recipe: DockerfileRecipe, line: int, arguments: str) -> None:
+    name, space, value = arguments.partition(" ")
     old_form = space and "=" not in name
-    pairs = [(name, " ", value.strip())] if old_form else [w.partition("=") for w in _arguments(recipe, rest)]
+    pairs = (
+        [(name, " ", value.strip())]
+        if old_form
+        else [word.partition("=") for word in _arguments(recipe, arguments)]
+    )
     if not all(name and separator for name, separator, _ in pairs):
         raise _UnsupportedInstruction(
-            f"ENV {rest[:_SHOWN]}: expected NAME=value; write it like this, with a value that has spaces in quotes"
+            f"ENV {arguments[:_SHOWN]}: expected NAME=value; write it like this, with a value that has spaces in "
+            "quotes"
         )
     for name, _, value in pairs:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in ("PATH", "HOME"):
@@ -164,17 +169,17 @@ def _env(recipe: DockerfileRecipe, line: int, rest: str) -> None:
         recipe.env[name] = value
 
 
-def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
-    arguments = _json_arguments(rest) if rest.startswith("[") else _arguments(recipe, rest)
-    if arguments and arguments[0].startswith("--"):
+def _copy(recipe: DockerfileRecipe, line: int, arguments: str) -> None:
+    words = _json_arguments(arguments) if arguments.startswith("[") else _arguments(recipe, arguments)
+    if words and words[0].startswith("--"):
         raise _UnsupportedInstruction(
-            f"{arguments[0][:_SHOWN]}: options of COPY and ADD are {_UNSUPPORTED_HINT}, or remove the option"
+            f"{words[0][:_SHOWN]}: options of COPY and ADD are {_UNSUPPORTED_HINT}, or remove the option"
         )
-    *sources, target = arguments or [""]
+    *sources, target = words or [""]
     if not sources or any("<<" in source for source in sources):
         raise _UnsupportedInstruction(
-            f"COPY or ADD {rest[:_SHOWN]}: expected at least one source and a target, and no here-document: put "
-            "the content in a file beside the Dockerfile and copy that"
+            f"COPY or ADD {arguments[:_SHOWN]}: expected at least one source and a target, and no here-document: "
+            "put the content in a file beside the Dockerfile and copy that"
         )
     for source in sources:
         if re.match(r"[a-z][a-z0-9+.-]*://|git@", source):
@@ -191,31 +196,31 @@ def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     recipe.steps.append(CopyStep(line, tuple(sources), absolute.rstrip("/") + slash))
 
 
-def _add(recipe: DockerfileRecipe, line: int, rest: str) -> None:
-    if re.search(r"\.(tar|tgz|tbz2?|txz|zip|gz|bz2|xz|zst)\b", rest):
+def _add(recipe: DockerfileRecipe, line: int, arguments: str) -> None:
+    if re.search(r"\.(tar|tgz|tbz2?|txz|zip|gz|bz2|xz|zst)\b", arguments):
         raise _UnsupportedInstruction(
-            f"ADD {rest[:_SHOWN]}: archives are {_UNSUPPORTED_HINT}, or unpack it beforehand and use COPY"
+            f"ADD {arguments[:_SHOWN]}: archives are {_UNSUPPORTED_HINT}, or unpack it beforehand and use COPY"
         )
-    _copy(recipe, line, rest)
+    _copy(recipe, line, arguments)
 
 
-def _run(recipe: DockerfileRecipe, line: int, rest: str) -> None:
-    if not rest:
+def _run(recipe: DockerfileRecipe, line: int, arguments: str) -> None:
+    if not arguments:
         raise _UnsupportedInstruction("RUN: expected a command, got none; add one, or remove the line")
-    if rest.startswith("--"):
-        option = rest.split(" ")[0][:_SHOWN]
+    if arguments.startswith("--"):
+        option = arguments.split(" ")[0][:_SHOWN]
         raise _UnsupportedInstruction(
             f"RUN {option}: options of RUN are {_UNSUPPORTED_HINT}, or remove the option"
         )
-    if re.search(r"<<-?\s*['\"]?[A-Za-z_]", rest):
+    if re.search(r"<<-?\s*['\"]?[A-Za-z_]", arguments):
         raise _UnsupportedInstruction(
-            f"RUN {rest[:_SHOWN]}: a here-document is {_UNSUPPORTED_HINT}, or copy a script and run it"
+            f"RUN {arguments[:_SHOWN]}: a here-document is {_UNSUPPORTED_HINT}, or copy a script and run it"
         )
-    argv = tuple(_json_arguments(rest)) if rest.startswith("[") else ("/bin/sh", "-c", rest)
+    argv = tuple(_json_arguments(arguments)) if arguments.startswith("[") else ("/bin/sh", "-c", arguments)
     recipe.steps.append(RunStep(line, argv, recipe.workdir or "/", dict(recipe.env)))
 
 
-def _no_effect(recipe: DockerfileRecipe, line: int, rest: str) -> None:
+def _no_effect(recipe: DockerfileRecipe, line: int, arguments: str) -> None:
     """Ignore an instruction that does not change the tree: metadata, or what starts in a container of the
     image.
     """
@@ -278,9 +283,9 @@ def _check_paths(recipe: DockerfileRecipe) -> None:
     for step in recipe.steps:
         if isinstance(step, WorkdirStep):
             continue  # such a directory is empty: it is on the way, or unused after a later WORKDIR
-        directory, what = (step.target, "COPY to") if isinstance(step, CopyStep) else (step.cwd, "RUN in")
+        directory, action = (step.target, "COPY to") if isinstance(step, CopyStep) else (step.cwd, "RUN in")
         if posixpath.commonpath([directory, recipe.workdir]) != recipe.workdir:
-            outside = f"{what} {directory}, outside the last WORKDIR {recipe.workdir}"
+            outside = f"{action} {directory}, outside the last WORKDIR {recipe.workdir}"
             raise TaskError(f"{recipe.path}:{step.line}: {outside}: {_UNSUPPORTED_HINT}")
 
 
@@ -335,10 +340,10 @@ def copy_entry(source: Path, target: Path) -> None:
         )
 
 
-def describe_end(done: Completed) -> str:
+def describe_end(completed: Completed) -> str:
     """Return how a command ended, with the end of its output."""
-    how = "did not end in time" if done.timed_out else f"ended with exit code {done.exit_code}"
-    tail = (done.stdout + done.stderr)[-2000:].decode(errors="replace").strip()
+    how = "did not end in time" if completed.timed_out else f"ended with exit code {completed.exit_code}"
+    tail = (completed.stdout + completed.stderr)[-2000:].decode(errors="replace").strip()
     return f"{how}; its output ends with:\n{tail}" if tail else f"{how}, without output"
 
 
@@ -420,11 +425,11 @@ async def _execute_runs(
     )
     try:
         for run in runs:
-            done = await sandbox.run(run.argv, timeout_s=timeout_s, env=run.env, cwd=run.cwd)
-            if done.exit_code != 0:
+            completed = await sandbox.run(run.argv, timeout_s=timeout_s, env=run.env, cwd=run.cwd)
+            if completed.exit_code != 0:
                 raise TaskError(
-                    f"{recipe.path}:{run.line}: RUN {describe_end(done)}\nHere it has no network and may write to "
-                    f"{recipe.workdir}, its home and /tmp only; if it needs more, run it with "
+                    f"{recipe.path}:{run.line}: RUN {describe_end(completed)}\nHere it has no network and may "
+                    f"write to {recipe.workdir}, its home and /tmp only; if it needs more, run it with "
                     f"--sandbox docker"
                 )
         argv = ["tar", "-c", "-f", "-", "--exclude=__pycache__", "--exclude=./.git", "."]

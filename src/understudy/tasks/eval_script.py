@@ -97,19 +97,19 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
                     f"marks the start of the tests and does something else; expected `: '{START}'` alone",
                 )
             command = _test_command(lines[statement.last + 1 :])
-            moved = [f"cd {shlex.quote(cwd)}"] if cwd != workdir else []
-            tests = "\n".join([*moved, *afterwards, command])
+            enter_directory = [f"cd {shlex.quote(cwd)}"] if cwd != workdir else []
+            tests = "\n".join([*enter_directory, *afterwards, command])
             setup = "\n".join(activate), "\n".join(before), "\n".join(install)
             return ScriptPhases(*setup, tests, test_patch)
-        part = _statement_kind(statement, workdir, patched=test_patch is not None)
-        if part == "patch":
+        kind = _statement_kind(statement, workdir, patched=test_patch is not None)
+        if kind == "patch":
             if test_patch is not None or statement.document is None:
                 raise _refusal(
                     statement,
                     "applies a patch; expected only the test patch, as one here-document for `git apply`",
                 )
             test_patch = statement.document
-        elif part == "environment":
+        elif kind == "environment":
             new_directory = _destination(statement, cwd)
             if test_patch is None:
                 if new_directory not in (None, workdir):
@@ -124,11 +124,11 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
                 if new_directory is None:
                     afterwards.append(statement.text)
                 cwd = new_directory or cwd
-        elif part == "install" or (part == "other" and test_patch is not None):
+        elif kind == "install" or (kind == "other" and test_patch is not None):
             install.append(_source_lines(statement, lines))
             if test_patch is not None:
                 cwd = _destination(statement, cwd) or cwd
-        elif part == "other":
+        elif kind == "other":
             before.append(_source_lines(statement, lines))
     raise TaskError(
         f"eval_script: has no line with {START!r}; expected it before the tests and {END!r} after them; add both"
@@ -224,25 +224,27 @@ def _statement_kind(statement: _Statement, workdir: str, *, patched: bool) -> St
                 ";",
             )
         return "other"
-    parts = {_command_kind(command, statement) for command in commands}
-    if "forbidden" in parts:
+    kinds = {_command_kind(command, statement) for command in commands}
+    if "forbidden" in kinds:
         raise _refusal(
             statement,
             "changes the repository with git or patch, which grading cannot reproduce; expected only commands "
             "that install or test: remove this one, or leave the row out",
         )
-    if "patch" in parts and len(parts - {"nothing"}) > 1:
+    if "patch" in kinds and len(kinds - {"nothing"}) > 1:
         raise _refusal(
             statement, "applies a patch and does something else; expected `git apply` as a statement of its own"
         )
-    moved = parts > {"environment"} and any(command[0] in ("cd", "pushd", "popd") for command in commands)
-    if moved and not patched and _destination(statement, workdir) != workdir:
+    changes_directory = kinds > {"environment"} and any(
+        command[0] in ("cd", "pushd", "popd") for command in commands
+    )
+    if changes_directory and not patched and _destination(statement, workdir) != workdir:
         raise _refusal(
             statement, "changes the directory and does something else; expected `cd` as a statement of its own"
         )
-    for part in ("patch", "install", "other", "environment", "bookkeeping"):
-        if part in parts:
-            return part
+    for kind in ("patch", "install", "other", "environment", "bookkeeping"):
+        if kind in kinds:
+            return kind
     return "nothing"
 
 
@@ -253,9 +255,9 @@ def _command_kind(command: list[str], statement: _Statement) -> StatementKind:
     while len(tokens) > 1 and (tokens[0] in _PREFIXES or _ASSIGNMENT.match(tokens[0])):
         tokens.pop(0)
     text = " ".join(tokens)
-    for pattern, part in _KIND_PATTERNS:
+    for pattern, kind in _KIND_PATTERNS:
         if pattern.match(text):
-            return part
+            return kind
     writes = statement.document is not None or any(word.startswith(">") for word in tokens)
     return "nothing" if _PRINTING_COMMANDS.match(text) and not writes else "other"
 

@@ -213,15 +213,15 @@ async def _gold_patch(
         mounts = (Mount(Path(directory, "solution"), _SOLUTION),)
         sandbox = await sandboxes.open(sandbox_spec(prepared, environment, mounts=mounts))
         try:
-            done = await sandbox.run(
+            completed = await sandbox.run(
                 ["bash", f"{sandbox.locate(_SOLUTION)}/solve.sh"],
                 timeout_s=settings.agent.timeout_sec or settings.verifier.timeout_sec,
                 env=settings.solution.env,
                 cwd=sandbox.workdir,
             )
-            if done.exit_code != 0:
+            if completed.exit_code != 0:
                 raise TaskError(
-                    f"{script}: {describe_end(done)}; expected it to solve the task and end with exit "
+                    f"{script}: {describe_end(completed)}; expected it to solve the task and end with exit "
                     "code 0; correct it"
                 )
             gold_patch = await extract_patch(sandbox, prepared.git)

@@ -102,32 +102,32 @@ async def _extract_inside(sandbox: Sandbox) -> bytes:
     git = git_program()
     pristine = sandbox.locate(GIT_MOUNT)
     for limit in (MAX_PATCH_BYTES, 1 << 62):
-        done = await sandbox.run(
+        completed = await sandbox.run(
             ["/bin/sh", "-c", _EXTRACT_SCRIPT, "sh", sandbox.workdir, git, pristine, str(limit), scratch_name()],
             timeout_s=_EXTRACT_TIMEOUT_S,
             cwd="/",
             reveal=True,
         )
-        if done.exit_code != _LARGE_FILES_EXIT_CODE:
+        if completed.exit_code != _LARGE_FILES_EXIT_CODE:
             break
-        large, _, changed = done.stdout.partition(b"\0\0")
+        large, _, changed = completed.stdout.partition(b"\0\0")
         oversized = {path.removeprefix(b"./") for path in large.split(b"\0")} & set(changed.split(b"\0"))
         if oversized:
             return _no_patch(f"{show_path(min(oversized))} is larger than {MAX_PATCH_BYTES} bytes")
-    if done.timed_out:
+    if completed.timed_out:
         return _no_patch(f"the changes could not be read in {_EXTRACT_TIMEOUT_S:.0f} s")
-    if b"No space left on device" in done.stderr:
+    if b"No space left on device" in completed.stderr:
         return _no_patch("the changes fill the sandbox's disk")
-    if done.exit_code:
-        message = done.stderr.decode(errors="replace").strip()
+    if completed.exit_code:
+        message = completed.stderr.decode(errors="replace").strip()
         raise GraderError(
             "the agent's patch could not be extracted from the sandbox: expected git to end with exit code 0, got "
-            f"{done.exit_code}: {message[-2000:]}; check the sandbox with `understudy doctor`, then run the same "
-            "command again"
+            f"{completed.exit_code}: {message[-2000:]}; check the sandbox with `understudy doctor`, then run the "
+            "same command again"
         )
-    if done.truncated or len(done.stdout) > MAX_PATCH_BYTES:
+    if completed.truncated or len(completed.stdout) > MAX_PATCH_BYTES:
         return _no_patch(f"the patch is larger than {MAX_PATCH_BYTES} bytes")
-    return done.stdout
+    return completed.stdout
 
 
 def scratch_name() -> str:
@@ -233,7 +233,7 @@ class PristineRepository:
         exit codes.
         """
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 [git_program(), *args],
                 cwd=tree if tree.is_dir() else "/",
                 env={**git_environment(self._git, tree), **(env or {})},
@@ -250,13 +250,13 @@ class PristineRepository:
                 f"the agent's patch could not be extracted: git does not start: {error}; check git with "
                 "`understudy doctor`, and the free memory and disk space of this machine"
             ) from error
-        if done.returncode not in exit_codes:
-            message = done.stderr.decode(errors="replace").strip()[-2000:]
+        if completed.returncode not in exit_codes:
+            message = completed.stderr.decode(errors="replace").strip()[-2000:]
             raise GraderError(
-                f"the agent's patch could not be extracted: git ended with exit code {done.returncode}: "
+                f"the agent's patch could not be extracted: git ended with exit code {completed.returncode}: "
                 f"{message}; check git with `understudy doctor`, and the disk space of the temporary directory"
             )
-        return done.stdout
+        return completed.stdout
 
 
 _DIFF_COMMAND = (

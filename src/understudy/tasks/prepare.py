@@ -241,9 +241,9 @@ def _image_identity(task: Task, cache: Path, sandboxes: Sandboxes) -> tuple[str,
     if not isinstance(task.source, ImageTree):
         return ()
     remembered = cache.absolute() / "images" / _digest(task.image, sandboxes.name)
-    last = remembered.read_text(encoding="utf-8") if remembered.exists() else ""
-    now = sandboxes.image_id(task.image, fetch=not last) or last
-    if now != last:
+    remembered_identity = remembered.read_text(encoding="utf-8") if remembered.exists() else ""
+    now = sandboxes.image_id(task.image, fetch=not remembered_identity) or remembered_identity
+    if now != remembered_identity:
         remembered.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(remembered, now.encode())
     return task.image, task.workdir, now
@@ -368,12 +368,12 @@ def _git(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run git with only the pristine directory's configuration."""
     env, command = git_environment(pristine, tree), [git_program(), *args]
-    done = subprocess.run(command, cwd=tree, env=env, input=stdin, capture_output=True, check=False)
-    if check and done.returncode:
-        message = done.stderr.decode(errors="replace").strip()
+    completed = subprocess.run(command, cwd=tree, env=env, input=stdin, capture_output=True, check=False)
+    if check and completed.returncode:
+        message = completed.stderr.decode(errors="replace").strip()
         raise TaskError(
-            f"{tree}: git {args[0]} failed while the task was prepared (exit code {done.returncode}); check the "
-            "free disk space of the cache, and the names of the files in the task's source. git said: "
+            f"{tree}: git {args[0]} failed while the task was prepared (exit code {completed.returncode}); check "
+            "the free disk space of the cache, and the names of the files in the task's source. git said: "
             f"{message[-2000:]}"
         )
-    return done
+    return completed

@@ -270,8 +270,8 @@ def summarise_refusals(refused: Sequence[RefusedRow], max_reasons: int = 8) -> l
         rows = f"{count} rows, the first at " if count > 1 else f"{count} row, "
         example = f" ({first[reason].instance_id})" if first[reason].instance_id else ""
         lines.append(f"refused {rows}{first[reason].where}{example}: {reason}")
-    if rest := len(counts) - len(lines):
-        lines.append(f"and rows refused for {rest} other reasons")
+    if unshown := len(counts) - len(lines):
+        lines.append(f"and rows refused for {unshown} other reasons")
     return lines
 
 

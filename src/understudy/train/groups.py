@@ -125,10 +125,10 @@ def load_groups(
     `left_out` by reason. Raises ConfigError for a directory that is neither, or when a call is known to have been
     sampled at another `temperature`; StoreError for a damaged store.
     """
-    counts = Counter[str]() if left_out is None else left_out
+    reasons = Counter[str]() if left_out is None else left_out
     for source in sources:
         if is_export(source):
-            yield from _groups_from_export(source, logprobs=logprobs, left_out=counts)
+            yield from _groups_from_export(source, logprobs=logprobs, left_out=reasons)
         else:
             with Store.open(source, create=False) as store:
                 yield from groups_from_store(
@@ -139,7 +139,7 @@ def load_groups(
                     logprobs=logprobs,
                     imitation=imitation,
                     temperature=temperature,
-                    left_out=counts,
+                    left_out=reasons,
                 )
 
 
@@ -156,12 +156,12 @@ def groups_from_store(
     tasks: Collection[str] | None = None,
 ) -> Iterator[RolloutGroup]:
     """Yield the groups of an open store, only those of `tasks` where that is given; see `load_groups`."""
-    counts = Counter[str]() if left_out is None else left_out
+    reasons = Counter[str]() if left_out is None else left_out
     run_ids: list[str | None] = [run.id for run in store.runs.all()]
     for run_id in (run_ids or [None]) if run is None else [run]:
         selection = store.outcomes.select_graded(run_id, include_suspicious=include_suspicious)
-        counts[NO_VERDICT] += sum(selection.left_out.values())
-        counts[SUSPICIOUS] += sum(
+        reasons[NO_VERDICT] += sum(selection.left_out.values())
+        reasons[SUSPICIOUS] += sum(
             count for task, count in selection.suspicious.items() if tasks is None or task in tasks
         )
         groups = selection.groups()
@@ -173,23 +173,23 @@ def groups_from_store(
             for member in members:
                 trajectory = build(store.calls.of_attempt(member.attempt.id))
                 answered = [n.call for n in trajectory.nodes if n.role in roles and n.call.status == "ok"]
-                counts[NO_TOKENS] += sum(call.completion_token_ids is None for call in answered)
+                reasons[NO_TOKENS] += sum(call.completion_token_ids is None for call in answered)
                 if temperature is not None:
                     _check_temperature(answered, temperature)
                 reward = member.verdict.reward
                 member_samples = samples(trajectory, rollout_id=member.rollout.id, reward=reward, roles=roles)
                 sequences = [
                     sequence
-                    for sequence in (_sequence_of_sample(sample, imitation, counts) for sample in member_samples)
+                    for sequence in (_sequence_of_sample(sample, imitation, reasons) for sample in member_samples)
                     if sequence is not None
                 ]
-                rollout = _rollout(member.rollout.id, task_id, reward, sequences, logprobs, counts)
+                rollout = _rollout(member.rollout.id, task_id, reward, sequences, logprobs, reasons)
                 if rollout is not None:
                     rollouts.append(rollout)
             if rollouts:
                 name = group_name(task_id, agent) if agents[task_id] > 1 else ""
                 yield RolloutGroup(task_id=task_id, rollouts=tuple(rollouts), name=name)
-    _remove_zero_counts(counts)
+    _remove_zero_counts(reasons)
 
 
 def is_export(directory: Path) -> bool:
@@ -242,17 +242,18 @@ def read_token_values(path: Path) -> list[TokenValues]:
     return _read(path, list[TokenValues], "token values")
 
 
-def _read(path: Path, kind: type[_T], what: str) -> _T:
+def _read(path: Path, kind: type[_T], content_name: str) -> _T:
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise ConfigError(
-            f"{path}: {what} cannot be read: {error.strerror}; check its permissions, then run the loop again"
+            f"{path}: {content_name} cannot be read: {error.strerror}; check its permissions, then run the loop "
+            "again"
         ) from error
     except msgspec.MsgspecError as error:
         raise ConfigError(
-            f"{path}: expected {what}, but this file of one step is damaged: {error}; it cannot be made again, so "
-            "start the loop in a new --output-dir"
+            f"{path}: expected {content_name}, but this file of one step is damaged: {error}; it cannot be made "
+            "again, so start the loop in a new --output-dir"
         ) from error
 
 
@@ -263,12 +264,16 @@ def format_counts(left_out: Counter[str]) -> str:
 
 def _check_temperature(calls: Iterable[Call], temperature: float) -> None:
     for call in calls:
-        was = call.sampling.get("temperature")
-        if isinstance(was, int | float) and not math.isclose(was, temperature, rel_tol=1e-6):
+        sampled_at = call.sampling.get("temperature")
+        if isinstance(sampled_at, int | float) and not math.isclose(sampled_at, temperature, rel_tol=1e-6):
             raise ConfigError(
-                f"call {call.id} was sampled at temperature {was:g}, and its logprobs would be recomputed at "
-                f"{temperature:g}: "
-                + (f"give --temperature {was:g}" if was > 0 else "collect rollouts with a temperature above 0")
+                f"call {call.id} was sampled at temperature {sampled_at:g}, and its logprobs would be recomputed "
+                f"at {temperature:g}: "
+                + (
+                    f"give --temperature {sampled_at:g}"
+                    if sampled_at > 0
+                    else "collect rollouts with a temperature above 0"
+                )
             )
 
 
@@ -359,8 +364,8 @@ def _groups_from_export(directory: Path, *, logprobs: bool, left_out: Counter[st
         rewards[row.rollout_id] = math.nan if row.reward is None else row.reward
     for (task_id, name), members in sequences.items():
         rollouts = [
-            _rollout(member, task_id, rewards[member], parts, logprobs, left_out)
-            for member, parts in members.items()
+            _rollout(rollout_id, task_id, rewards[rollout_id], sequences_of_rollout, logprobs, left_out)
+            for rollout_id, sequences_of_rollout in members.items()
         ]
         if complete := tuple(rollout for rollout in rollouts if rollout is not None):
             yield RolloutGroup(task_id=task_id, rollouts=complete, name=name)

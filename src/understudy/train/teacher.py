@@ -31,7 +31,7 @@ _BODY_LIMIT = 256 << 20
 _TIMEOUTS = aiohttp.ClientTimeout(total=None, connect=15.0, sock_read=600.0)
 _RETRY_PAUSES_S = (1.0, 4.0, 15.0)
 _MAX_CONCURRENT_REQUESTS = 8
-_MOST_NAMES = 20
+_MAX_NAMES = 20
 _DECODED_IDS_PER_REQUEST = 2_048
 """How many token ids one request decodes when vocabularies are compared."""
 _COMPARED_TEXTS = (
@@ -154,7 +154,7 @@ class TeacherServer:
         if not names or (self._model is not None and self._model not in names):
             wanted = "at least one model: load one there" if self._model is None else repr(self._model)
             raise ConfigError(
-                f"the teacher at {self._base} serves {', '.join(names[:_MOST_NAMES]) or 'no model'}; expected "
+                f"the teacher at {self._base} serves {', '.join(names[:_MAX_NAMES]) or 'no model'}; expected "
                 f"{wanted}; correct {'--teacher' if self._model is None else '--teacher-model'}"
             )
         chosen = models[0 if self._model is None else names.index(self._model)]

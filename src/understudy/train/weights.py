@@ -370,11 +370,11 @@ def merged_weights(plain: Any) -> dict[str, torch.Tensor]:
     for name, value in plain.state_dict().items():
         if ".lora_" in name:
             continue
-        owner, separator, rest = name.rpartition(".base_layer.")
-        if separator and rest == "weight":
+        owner, separator, after_base = name.rpartition(".base_layer.")
+        if separator and after_base == "weight":
             delta: torch.Tensor = layers[owner].get_delta_weight("default")
             value = (value.to(delta.dtype) + delta).to(value.dtype)
-        weights[f"{owner}.{rest}" if separator else name] = value
+        weights[f"{owner}.{after_base}" if separator else name] = value
     return weights
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
-from understudy.trajectory.habits import Position, pattern
+from understudy.trajectory.request_wordings import Position, wording_pattern
 
 if TYPE_CHECKING:
     from understudy.trajectory.tree import Node
@@ -28,12 +28,12 @@ tool, suggestions and the like, from which the conversation does not continue.
 ROLES: tuple[Role, ...] = get_args(Role)
 
 _COMPACTION: dict[Position, re.Pattern[str]] = {
-    position: pattern("compaction", position) for position in get_args(Position)
+    position: wording_pattern("compaction", position) for position in get_args(Position)
 }
 _AUXILIARY: dict[Position, re.Pattern[str]] = {
-    position: pattern("auxiliary", position) for position in get_args(Position)
+    position: wording_pattern("auxiliary", position) for position in get_args(Position)
 }
-CONTINUED = pattern("continued", "question")
+CONTINUED = wording_pattern("continued", "question")
 """The text that agents put before the summary when they continue from it."""
 
 _SUMMARY_ANSWER = re.compile(r"\s*(?:<analysis>.*</analysis>)?\s*<summary>.*</summary>\s*", re.DOTALL)
@@ -43,7 +43,7 @@ QUOTED = 8
 """The minimum length, in characters, of a quoted text that shows that two chats without sessions belong together.
 """
 
-_MOST_QUOTABLE_TEXTS = 200
+_MAX_QUOTABLE_TEXTS = 200
 _SYSTEM_PROMPT_CHARS = 1000
 
 
@@ -51,7 +51,7 @@ def assign(nodes: Sequence[Node]) -> None:
     """Set the role of every node. `nodes` are in the order of their calls, with their parents set."""
     with_tools = {node.call.session_id for node in nodes if node.conversation.has_tools}
     questions = _questions(nodes)
-    inputs: deque[str] = deque(maxlen=_MOST_QUOTABLE_TEXTS)
+    inputs: deque[str] = deque(maxlen=_MAX_QUOTABLE_TEXTS)
     for node in nodes:
         if node.call.session_id is None:
             inputs += (value for value in _inputs(node) if len(value) >= QUOTED)
@@ -97,7 +97,7 @@ def _questions(nodes: Sequence[Node]) -> tuple[str, ...]:
         for block in node.conversation.blocks
         if block.role == "user" and block.kind == "text" and len(block.text) >= QUOTED
     )
-    return tuple(dict.fromkeys(texts))[:_MOST_QUOTABLE_TEXTS]
+    return tuple(dict.fromkeys(texts))[:_MAX_QUOTABLE_TEXTS]
 
 
 def _inputs(node: Node) -> Iterator[str]:
@@ -128,14 +128,14 @@ def _is_auxiliary(node: Node, with_tools: Collection[str | None], quotable: Coll
     return any(text in question for text in quotable)
 
 
-def _has_wording(node: Node, habits: Mapping[Position, re.Pattern[str]]) -> bool:
+def _has_wording(node: Node, patterns: Mapping[Position, re.Pattern[str]]) -> bool:
     """Return whether a request has the wording that agents use for a kind of request."""
-    if habits["instructions"].match(node.conversation.system[:_SYSTEM_PROMPT_CHARS]):
+    if patterns["instructions"].match(node.conversation.system[:_SYSTEM_PROMPT_CHARS]):
         return True
     texts = _last_user_text(node)
-    if any(habits["question"].match(text) for text in texts):
+    if any(patterns["question"].match(text) for text in texts):
         return True
-    return _has_history(node) and any(habits["fork"].match(text) for text in texts)
+    return _has_history(node) and any(patterns["fork"].match(text) for text in texts)
 
 
 def _asks_for_a_form(node: Node) -> bool:

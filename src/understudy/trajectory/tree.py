@@ -28,7 +28,7 @@ from understudy.wire.stored import read_request, read_response, sampled_calls, s
 Origin = Literal["first call", "retry", "sibling", "compaction", "tools or system changed", "history rewritten"]
 """Why a call has no parent. "sibling": another sample of a request that was made several times at once."""
 
-_MOST_UNSHORTENED_CALLS = 32
+_MAX_UNSHORTENED_CALLS = 32
 """How many lines of calls, the most recently continued ones, are compared with the next call block by block."""
 
 _SUMMARY_BLOCKS = 4
@@ -138,7 +138,7 @@ class TreeBuilder:
         self._entries.append(entry)
         line.add(entry)
         self._unshortened[name] = entry
-        if len(self._unshortened) > _MOST_UNSHORTENED_CALLS:
+        if len(self._unshortened) > _MAX_UNSHORTENED_CALLS:
             self._unshortened.pop(next(iter(self._unshortened))).shorten()
         if entry.end:
             self._answered[call.agent_id, entry.end.loose].append(entry)

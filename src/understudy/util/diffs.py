@@ -304,8 +304,8 @@ def _unified_file(path: str, old: str | None, new: str | None) -> str:
 def _lines(text: str) -> list[str]:
     # git splits lines at \n only; str.splitlines splits at ten kinds of characters.
     lines = [line + "\n" for line in text.split("\n")]
-    last = lines.pop()[:-1]
-    return [*lines, last] if last else lines
+    last_line = lines.pop()[:-1]
+    return [*lines, last_line] if last_line else lines
 
 
 # --- reversing diffs ---------------------------------------------------------------------------------------
@@ -383,20 +383,20 @@ def _reversed_hunk(hunk: Hunk) -> list[bytes]:
     lines = [f"@@ -{old} +{new} @@".encode() + hunk.section]
     removed: list[bytes] = []  # of the reversed hunk: what the hunk added
     added: list[bytes] = []
-    last = lines
+    last_list = lines
     for line in hunk.lines:
         sign = line[:1]
         if sign == b"\\":
-            last.append(line)  # belongs to the line before it, on whichever side that is
+            last_list.append(line)  # belongs to the line before it, on whichever side that is
         elif sign == b"-":
             added.append(b"+" + line[1:])
-            last = added
+            last_list = added
         elif sign == b"+":
             removed.append(b"-" + line[1:])
-            last = removed
+            last_list = removed
         elif sign == b"\t":
             raise DiffError(f"expected a line of a hunk, which starts with a space, + or -, got {_show(line)}")
         else:
             lines += [*removed, *added, line or b" "]
-            removed, added, last = [], [], lines
+            removed, added, last_list = [], [], lines
     return [*lines, *removed, *added]

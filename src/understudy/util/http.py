@@ -22,9 +22,9 @@ UPLOAD_IN_PIECES_ABOVE_BYTES = 1 << 20
 _USER_IN_URL = re.compile(r"(?<=://)[^/?#]*@")
 _KEY_HEADERS = {"bearer": ("authorization", "Bearer {}"), "x-api-key": ("x-api-key", "{}")}
 
-_SHORTEST_ENCODED_BYTES = 8
+_MIN_ENCODED_BYTES = 8
 """Shorter secrets are looked for as they are: their hex or base64 would be found in ordinary text."""
-_SHORTEST_IN_RESPONSES = 16
+_MIN_BYTES_IN_RESPONSES = 16
 """Shorter secrets, in characters, are not looked for in successful responses."""
 
 
@@ -37,7 +37,7 @@ def _any_form(secrets: Sequence[str]) -> re.Pattern[bytes]:
     for secret in secrets:
         data = secret.encode()
         forms.append("".join(map(_any_escape, data)))
-        if len(data) >= _SHORTEST_ENCODED_BYTES:
+        if len(data) >= _MIN_ENCODED_BYTES:
             forms.append(f"(?i:{data.hex()})")
             forms += (_in_base64(data, before) for before in range(3))
     return re.compile("|".join(forms).encode("latin-1"))
@@ -65,7 +65,7 @@ def _plain_forms(secrets: Sequence[str]) -> tuple[bytes, ...]:
     Short secrets are left out: one such as "EMPTY" is no real key, and an ordinary word in a response.
     """
     forms: list[bytes] = []
-    for data in (secret.encode() for secret in secrets if len(secret) >= _SHORTEST_IN_RESPONSES):
+    for data in (secret.encode() for secret in secrets if len(secret) >= _MIN_BYTES_IN_RESPONSES):
         forms += (data, data.hex().encode())
         for before in range(3):
             first, last = -(-before * 8 // 6), (before + len(data)) * 8 // 6

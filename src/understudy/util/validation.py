@@ -19,10 +19,10 @@ def validation_text(error: Exception, kind: Any) -> str:
     """Return what an error of msgspec says of a value that should have been of the type `kind`; for a name that is
     not one of a fixed set, with the set.
     """
-    text, at, place = str(error).partition(" - at `$")
+    text, separator, place = str(error).partition(" - at `$")
     if text.startswith("Invalid enum value") and (values := _values_at(kind, place)):
         text += f", expected one of {', '.join(values)}"
-    return text + at + place
+    return text + separator + place
 
 
 def shown(value: object) -> str:
@@ -47,9 +47,9 @@ def invalid_key(error: msgspec.ValidationError, document: object, kind: Any = No
     """Return the key that `error` is about, such as `a[0].b` ("": the whole), and what `describe_invalid` says."""
     text, _, location = str(error).partition(" - at `")
     text = text[:1].lower() + text[1:]
-    of_a_key = location.startswith("key` in `")
+    is_about_key = location.startswith("key` in `")
     path = location.removeprefix("key` in `").rstrip("`")
-    if text.startswith("expected") and not of_a_key:
+    if text.startswith("expected") and not is_about_key:
         value, is_there = _value_at(document, path)
         if is_there:
             text = f"{text.partition(', got ')[0]}, got {shown(value)}"
@@ -60,7 +60,7 @@ def invalid_key(error: msgspec.ValidationError, document: object, kind: Any = No
     ):
         text = f"{text}, expected one of {', '.join(allowed)}"
     key = path.removeprefix("$").removeprefix(".")
-    return (f"a key of {key or 'the object'}" if of_a_key else key), text
+    return (f"a key of {key or 'the object'}" if is_about_key else key), text
 
 
 def _value_at(document: object, path: str) -> tuple[object, bool]:
@@ -81,7 +81,7 @@ def _value_at(document: object, path: str) -> tuple[object, bool]:
 
 def _values_at(kind: Any, place: str) -> list[str]:
     """Return the values of the enumeration at a place such as `.messages[0].role`."""
-    kinds = _kinds_at(kind, [step[1] for step in _STEP.finditer(place)])
+    kinds = _types_at(kind, [step[1] for step in _STEP.finditer(place)])
     return [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
 
 
@@ -89,34 +89,36 @@ def _tags_at(kind: Any, place: str) -> list[str]:
     """Return the tags of the structs that an object may be, at the place of its key for the tag."""
     *steps, key = [step[1] for step in _STEP.finditer(place)] or [""]
     structs = [
-        member for member in _kinds_at(kind, steps) if isinstance(member, type) and issubclass(member, Struct)
+        member for member in _types_at(kind, steps) if isinstance(member, type) and issubclass(member, Struct)
     ]
     configs = [struct.__struct_config__ for struct in structs]
     return [str(config.tag) for config in configs if config.tag_field == key]
 
 
-def _kinds_at(kind: Any, steps: list[str | None]) -> list[Any]:
+def _types_at(kind: Any, steps: list[str | None]) -> list[Any]:
     """Return the types, without unions, of a value some steps inside a type: a step is a name, or None for an
     item.
     """
-    kinds = list(_members(kind))
+    kinds = list(_union_members(kind))
     for step in steps:
-        kinds = [member for kind in kinds for inner in _inner(kind, step) for member in _members(inner)]
+        kinds = [
+            member for kind in kinds for inner in _member_types(kind, step) for member in _union_members(inner)
+        ]
     return kinds
 
 
-def _members(kind: Any) -> Iterator[Any]:
+def _union_members(kind: Any) -> Iterator[Any]:
     """Yield the types that a type is a union of, without annotations."""
     if get_origin(kind) is Annotated:
-        yield from _members(get_args(kind)[0])
+        yield from _union_members(get_args(kind)[0])
     elif get_origin(kind) in (Union, UnionType):
         for member in get_args(kind):
-            yield from _members(member)
+            yield from _union_members(member)
     else:
         yield kind
 
 
-def _inner(kind: Any, name: str | None) -> Iterator[Any]:
+def _member_types(kind: Any, name: str | None) -> Iterator[Any]:
     """Yield the type of a struct's field; without a name, that of the items of a list, or the values of a dict."""
     plain = get_origin(kind) or kind
     if name is not None and isinstance(plain, type) and issubclass(plain, Struct):

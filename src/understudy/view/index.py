@@ -289,9 +289,9 @@ class RolloutIndex:
             f"SELECT key, attempt_id, attempt_id || ' ' || turns FROM rollouts WHERE {not_indexed} "
             "ORDER BY updated_at DESC"
         ).fetchall()
-        done = 0
+        indexed = 0
         for key, attempt_id, state in waiting:
-            if done and time.monotonic() > until:
+            if indexed and time.monotonic() > until:
                 break
             text = _searchable_text(store.calls.contents(attempt_id))
             database.execute("BEGIN IMMEDIATE")
@@ -299,8 +299,8 @@ class RolloutIndex:
             database.execute("INSERT INTO transcripts (rowid, body) VALUES (?, ?)", (key, text))
             database.execute("UPDATE rollouts SET searched = ? WHERE key = ?", (state, key))
             database.execute("COMMIT")
-            done += 1
-        return len(waiting) - done
+            indexed += 1
+        return len(waiting) - indexed
 
 
 def _row_values(rollout: ListedRollout) -> tuple[Any, ...]:

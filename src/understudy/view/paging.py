@@ -258,8 +258,8 @@ def _rows(response: Struct, path: str) -> Sequence[Any]:
 
 
 def _replaced(response: _S, path: str, rows: Sequence[Any]) -> _S:
-    name, _, rest = path.partition(".")
+    name, _, inner_path = path.partition(".")
     value = getattr(response, name)
-    if rest:
-        return msgspec.structs.replace(response, **{name: _replaced(value, rest, rows)})
+    if inner_path:
+        return msgspec.structs.replace(response, **{name: _replaced(value, inner_path, rows)})
     return msgspec.structs.replace(response, **{name: dict(rows) if isinstance(value, Mapping) else tuple(rows)})

@@ -56,8 +56,8 @@ def _without_paths(points: tuple[Point, ...]) -> tuple[Point, ...]:
 
 def _chart(chart: LineChart) -> ReportChart:
     """Return a chart. Of curves with very many points, only every second, third … one is drawn."""
-    every = 1 + max((len(series.dots) for series in chart.series), default=0) // _MAX_POINTS
-    caption = chart.caption if every == 1 else f"{chart.caption} (one point of {every})".strip()
+    step = 1 + max((len(series.dots) for series in chart.series), default=0) // _MAX_POINTS
+    caption = chart.caption if step == 1 else f"{chart.caption} (one point of {step})".strip()
     return ReportChart(
         title=chart.title,
         caption=caption,
@@ -73,11 +73,11 @@ def _chart(chart: LineChart) -> ReportChart:
                 high=tuple(dot.high for dot in dots),
             )
             for series in chart.series
-            for dots in (_thinned(series, every),)
+            for dots in (_thinned(series, step),)
         ),
     )
 
 
-def _thinned(series: Series, every: int) -> list[Dot]:
+def _thinned(series: Series, step: int) -> list[Dot]:
     """Return one dot of `every`, and the last."""
-    return [*series.dots[:-1:every], *series.dots[-1:]]
+    return [*series.dots[:-1:step], *series.dots[-1:]]

@@ -223,8 +223,10 @@ def _first_difference(members: Sequence[GroupMember]) -> int | None:
     solved = [member for member in members if member.row.reward is not None and is_solved(member.row.reward)]
     unsolved = [member for member in members if member.row.reward is not None and not is_solved(member.row.reward)]
     common_turns = [
-        common_prefix_length([turn.digest for turn in candidate.turns], [turn.digest for turn in other.turns])
+        common_prefix_length(
+            [turn.digest for turn in candidate.turns], [turn.digest for turn in unsolved_rollout.turns]
+        )
         for candidate in solved
-        for other in unsolved
+        for unsolved_rollout in unsolved
     ]
     return max(common_turns) if common_turns else None

@@ -120,12 +120,12 @@ class ViewServer:
 
     def _route(self, method: str, segments: Sequence[str]) -> tuple[Route, dict[str, str]]:
         """Return the route of a request, and the variable parts of its path. Raises ViewRefused."""
-        other: list[str] = []
+        other_methods: list[str] = []
         for route, pattern in self._routes:
             if (parts := _match(pattern, segments)) is not None:
                 if route.method == method:
                     return route, parts
-                other.append(route.method)
+                other_methods.append(route.method)
         path = "/" + "/".join(segments)
         if method == "POST" and not self._api.may_write:
             raise ViewRefused(
@@ -134,11 +134,11 @@ class ViewServer:
                 "the viewer was started with --read-only, so it refuses every request that writes",
                 "restart `understudy view` without --read-only",
             )
-        if other:
+        if other_methods:
             raise ViewRefused(
                 405,
                 "method",
-                f"{path[:200]}: method {method[:20]} is not allowed, expected {' or '.join(other)}",
+                f"{path[:200]}: method {method[:20]} is not allowed, expected {' or '.join(other_methods)}",
                 "send the request with that method",
             )
         raise ViewRefused(

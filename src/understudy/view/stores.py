@@ -105,12 +105,15 @@ def _loop_summary(viewed: ViewedStore) -> StoreSummary:
     config = read_state(viewed.directory / "loop.json", LoopConfig)
     steps = () if state is None else state.steps
     solved, graded = sum(step.solved for step in steps), sum(step.collected for step in steps)
-    last = state.evaluations[-1] if state is not None and state.evaluations else None
+    last_evaluation = state.evaluations[-1] if state is not None and state.evaluations else None
     about = (
         {} if config is None else {"model": config.model, "backend": config.backend, "steps": str(config.steps)}
     )
-    if last is not None:
-        about["evaluation"] = f"{last.solved} of {last.total} held-out rollouts solved after step {last.step}"
+    if last_evaluation is not None:
+        about["evaluation"] = (
+            f"{last_evaluation.solved} of {last_evaluation.total} held-out rollouts solved after step "
+            f"{last_evaluation.step}"
+        )
     return StoreSummary(
         id=viewed.id,
         name=viewed.name,
@@ -230,7 +233,9 @@ def compare_runs(
         )
         for task in sorted(earlier.keys() | later.keys())
     ]
-    gain = {row.task_id: _share(later.get(row.task_id)) - _share(earlier.get(row.task_id)) for row in tasks}
+    gain = {
+        row.task_id: _solve_rate(later.get(row.task_id)) - _solve_rate(earlier.get(row.task_id)) for row in tasks
+    }
     return ComparedRuns(
         before=before.id,
         after=after.id,
@@ -247,12 +252,12 @@ def _by_task(rows: Sequence[RolloutRow]) -> dict[str, SolveCounts]:
     counts: dict[str, SolveCounts] = {}
     for row in rows:
         if row.reward is not None:
-            other = counts.get(row.task_id, SolveCounts(0, 0))
-            counts[row.task_id] = SolveCounts(other.solved + is_solved(row.reward), other.graded + 1)
+            counted = counts.get(row.task_id, SolveCounts(0, 0))
+            counts[row.task_id] = SolveCounts(counted.solved + is_solved(row.reward), counted.graded + 1)
     return counts
 
 
-def _share(counts: SolveCounts | None) -> float:
+def _solve_rate(counts: SolveCounts | None) -> float:
     return counts.solved / counts.graded if counts is not None and counts.graded else 0.0
 
 

@@ -199,14 +199,14 @@ class TranscriptReader:
                 conversations[call.id] = self._reader.read(
                     call.dialect, position.node, position.outer, outer, self._tree.contents
                 )
-        others = {call.id for call, _ in piece if call.id not in conversations}
-        for call in store.calls.with_ids(tuple(others)) if others else ():
+        missing_ids = {call.id for call, _ in piece if call.id not in conversations}
+        for call in store.calls.with_ids(tuple(missing_ids)) if missing_ids else ():
             conversations[call.id] = self._reader.whole(call)
         for call, _ in piece:
             node = self._builder.add(call, conversations[call.id])
             node.shorten()
             self._node_characters += 3_000 + estimated_characters(node.answer or ())
-            if call.id in others:
+            if call.id in missing_ids:
                 self._node_characters += estimated_characters(node.conversation.blocks)
             node.call = msgspec.structs.replace(call, response=b"")
             self._last = call.sequence
@@ -521,9 +521,9 @@ def _parent_branch(first: Node, branches: dict[str, list[Node]]) -> str | None:
 
 def _branch_view(name: str, nodes: Sequence[Node], above: dict[str, str | None], first_turn: int) -> BranchView:
     first = nodes[0]
-    depth, at = 0, above[name]
-    while at is not None and depth < len(above):
-        depth, at = depth + 1, above[at]
+    depth, parent = 0, above[name]
+    while parent is not None and depth < len(above):
+        depth, parent = depth + 1, above[parent]
     costs = [node.call.cost_usd for node in nodes if node.call.cost_usd is not None]
     return BranchView(
         name=name,

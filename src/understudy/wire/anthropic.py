@@ -104,13 +104,13 @@ def to_events(body: bytes) -> bytes:
     """Return a complete message as the event stream from which a client assembles the same message."""
     message = _MESSAGE.decode(body)
     usage: dict[str, Any] = msgspec.json.decode(message.get("usage", b"{}"))
-    ending = {name: message.pop(name, None) for name in ("stop_reason", "stop_sequence")}
+    stop_fields = {name: message.pop(name, None) for name in ("stop_reason", "stop_sequence")}
     blocks = _BLOCKS.decode(message["content"])
-    opening = {"stop_reason": None, "stop_sequence": None, "usage": usage | {"output_tokens": 0}}
-    events = [event({"type": "message_start", "message": message | {"content": []} | opening})]
+    start_fields = {"stop_reason": None, "stop_sequence": None, "usage": usage | {"output_tokens": 0}}
+    events = [event({"type": "message_start", "message": message | {"content": []} | start_fields})]
     for index, block in enumerate(blocks):
         events += map(event, _whole_block(index, block))
-    events.append(event({"type": "message_delta", "delta": ending, "usage": usage}))
+    events.append(event({"type": "message_delta", "delta": stop_fields, "usage": usage}))
     events.append(event({"type": "message_stop"}))
     return b"".join(events)
 
@@ -208,21 +208,21 @@ class AnthropicWriter(StreamWriter):
         message = self.whole(generation)
         if not self._started:
             return message, to_events(message.body)
-        tail: list[dict[str, Any]] = []
+        closing_events: list[dict[str, Any]] = []
         for part, index in self._opened.items():
             if part == "reasoning":
                 signature = {"type": "signature_delta", "signature": ""}
-                tail.append({"type": "content_block_delta", "index": index, "delta": signature})
-            tail.append({"type": "content_block_stop", "index": index})
-        end = msgspec.json.decode(message.body, type=_StoredEnding)
-        ending = {"stop_reason": end.stop_reason, "stop_sequence": end.stop_sequence}
-        tail.append({"type": "message_delta", "delta": ending, "usage": end.usage})
-        tail.append({"type": "message_stop"})
-        return message, b"".join(map(event, tail))
+                closing_events.append({"type": "content_block_delta", "index": index, "delta": signature})
+            closing_events.append({"type": "content_block_stop", "index": index})
+        stored = msgspec.json.decode(message.body, type=_StoredEnding)
+        stop_fields = {"stop_reason": stored.stop_reason, "stop_sequence": stored.stop_sequence}
+        closing_events.append({"type": "message_delta", "delta": stop_fields, "usage": stored.usage})
+        closing_events.append({"type": "message_stop"})
+        return message, b"".join(map(event, closing_events))
 
     def _begin(self) -> bytes:
         self._started = True
-        opening: dict[str, Any] = {
+        message: dict[str, Any] = {
             "id": self._message_id,
             "type": "message",
             "role": "assistant",
@@ -233,7 +233,7 @@ class AnthropicWriter(StreamWriter):
             # Known only at the end; clients use the counts of the last event.
             "usage": {"input_tokens": 0, "output_tokens": 0},
         }
-        return event({"type": "message_start", "message": opening})
+        return event({"type": "message_start", "message": message})
 
     def _open(self, part: Part, delta: Delta) -> bytes:
         index = self._opened[part] = len(self._opened)
@@ -389,18 +389,18 @@ class MessageAssembly:
             return
         decoder, handle = handler
         try:
-            event = decoder.decode(data)
+            decoded_event = decoder.decode(data)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise _invalid_stream(f"{name.decode()}: {error}") from error
-        handle(self, event)
+        handle(self, decoded_event)
 
     def add_delta(self, data: bytes) -> None:
         """Add a content_block_delta event to a message that is `streaming`; a faster way than `add`."""
         try:
-            event = _PLAIN_DELTA_DECODER.decode(data)
+            decoded_event = _PLAIN_DELTA_DECODER.decode(data)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return self.add(b"content_block_delta", data)
-        delta, block = event.delta, self._blocks.get(event.index)
+        delta, block = decoded_event.delta, self._blocks.get(decoded_event.index)
         if block is not None and delta.type == block.plain and not block.closed:
             name = _EXTENDED_FIELDS[delta.type][0]
             if (piece := getattr(delta, name)) is not None:
@@ -539,10 +539,10 @@ class Anthropic(Dialect):
         if should_retry is not None:
             headers.append((b"x-should-retry", b"true" if should_retry else b"false"))
         status = fault.provider_error.status if fault.provider_error else _STATUS[fault.kind][0]
-        return ErrorResponse(status, headers, msgspec.json.encode(_error(fault)))
+        return ErrorResponse(status, headers, msgspec.json.encode(_error_body(fault)))
 
     def error_event(self, fault: Fault) -> bytes:
-        return event(_error(fault))
+        return event(_error_body(fault))
 
 
 def _to_chat(request: MessagesRequest, session: WireSession, branch: Branch) -> ChatRequest:
@@ -587,7 +587,7 @@ def _response_format(format_: AnthropicOutputFormat) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": format_.schema, "strict": True}}
 
 
-def _error(fault: Fault) -> dict[str, Any]:
+def _error_body(fault: Fault) -> dict[str, Any]:
     message = fault.message
     if fault.overflow:
         # Only this exact wording makes Claude Code compact the conversation.

@@ -160,8 +160,8 @@ class _Chunks:
         choice = completion.choices[0]
         events = self.event({}, choice.finish_reason, choice.logprobs)
         if completion.usage is not UNSET:
-            last: dict[str, Any] = {"choices": [], "usage": completion.usage}
-            events += event(self._frame | last)
+            usage_chunk: dict[str, Any] = {"choices": [], "usage": completion.usage}
+            events += event(self._frame | usage_chunk)
         return events + STREAM_END
 
 

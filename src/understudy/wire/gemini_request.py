@@ -392,9 +392,9 @@ class _GeminiReader:
         if self._role == "user":
             self._add("text", text)
             return
-        last = self.blocks[-1] if self.blocks else None
-        if last is not None and last.turn == self._turn and last.kind == kind:
-            self.blocks[-1] = msgspec.structs.replace(last, text=last.text + text)
+        last_block = self.blocks[-1] if self.blocks else None
+        if last_block is not None and last_block.turn == self._turn and last_block.kind == kind:
+            self.blocks[-1] = msgspec.structs.replace(last_block, text=last_block.text + text)
         elif text:
             self._add(kind, text)
 

@@ -242,8 +242,8 @@ class ResponsesWriter(StreamWriter):
         for index, item in enumerate(response["output"]):
             if index >= len(sent):
                 tail += self._events.open(index, item)
-            if rest := text_of(item)[sent[index] if index < len(sent) else 0 :]:
-                tail += self._events.add(index, item, rest)
+            if unsent := text_of(item)[sent[index] if index < len(sent) else 0 :]:
+                tail += self._events.add(index, item, unsent)
         for index, item in enumerate(response["output"]):
             tail += self._events.close(index, item)
         return message, tail + self._events.end(response)

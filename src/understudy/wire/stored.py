@@ -131,20 +131,20 @@ class RequestReader:
             )
         wire_dialect = DIALECTS[dialect]
         new: list[tuple[int, int]] = []
-        at = node
-        while at and (dialect, at) not in self._prefixes:
-            before, blob = self._steps[at]
-            if before >= at:
+        node_id = node
+        while node_id and (dialect, node_id) not in self._prefixes:
+            before, blob = self._steps[node_id]
+            if before >= node_id:
                 raise ValueError(
-                    f"the store is damaged: node {at} has no earlier node before it; restore it from a copy"
+                    f"the store is damaged: node {node_id} has no earlier node before it; restore it from a copy"
                 )
-            new.append((at, blob))
-            at = before
-        prefix = self._prefixes[dialect, at] if at else _Prefix()
-        blocks = self._blocks(dialect, at)
+            new.append((node_id, blob))
+            node_id = before
+        prefix = self._prefixes[dialect, node_id] if node_id else _Prefix()
+        blocks = self._blocks(dialect, node_id)
         start = len(blocks)
         new_prefixes: dict[tuple[str, int], _Prefix] = {}
-        for at, blob in reversed(new):
+        for node_id, blob in reversed(new):
             if blob not in contents:
                 raise ValueError(
                     "a message of this request could not be read in an earlier call; read the request as a whole"
@@ -155,7 +155,7 @@ class RequestReader:
                 if self._max_characters is None
                 else [cut_block(block, self._max_characters) for block in added]
             )
-            prefix = new_prefixes[dialect, at] = prefix.extended(self._steps[at][0], added_blocks, state)
+            prefix = new_prefixes[dialect, node_id] = prefix.extended(self._steps[node_id][0], added_blocks, state)
             blocks += added_blocks
         conversation = self._outer(wire_dialect, outer_key, outer, prefix.state.instructions)
         self._prefixes.update(new_prefixes)

@@ -185,7 +185,7 @@ def test_a_truncated_document_counts_as_a_loss(log: str, part: float) -> None:
 
 
 def test_a_line_that_is_too_long_is_skipped_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_reader, "LONGEST_LINE", 3_000_000)
+    monkeypatch.setattr(log_reader, "MAX_LINE_BYTES", 3_000_000)
     long = b'{"type":"response_item","payload":"' + b"x" * 9_000_000 + b'"}'
     data = b'{"a":1}\n' + long + b'\n{"b":2}\n' + long
     losses: Counter[str] = Counter()
@@ -194,7 +194,7 @@ def test_a_line_that_is_too_long_is_skipped_in_bounded_memory(monkeypatch: pytes
 
 
 def test_a_document_that_is_too_large_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_reader, "LARGEST_DOCUMENT", 1_000_000)
+    monkeypatch.setattr(log_reader, "MAX_DOCUMENT_BYTES", 1_000_000)
     data = b"[" + b"1," * 600_000 + b"1]"
     (trace,) = read("atif", {"x.json": data})
     assert trace.losses["large_document"] == 1 and not trace.turns

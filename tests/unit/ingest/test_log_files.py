@@ -127,7 +127,7 @@ def test_paths_and_links_in_a_zip_cannot_leave_the_archive(tmp_path: Path) -> No
 
 
 def test_decompression_bombs_are_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_files, "_LEAST_BOMB", 1_000_000)
+    monkeypatch.setattr(log_files, "_MIN_BOMB_BYTES", 1_000_000)
     zeros = bytes(4_000_000)
     with zipfile.ZipFile(tmp_path / "told.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros.jsonl", zeros)
@@ -156,10 +156,10 @@ def test_a_directory_of_an_archive_that_is_too_large_is_not_read(
     with zipfile.ZipFile(tmp_path / "many.zip", "w") as archive:
         for n in range(200):
             archive.writestr(f"{n}.json", "")
-    monkeypatch.setattr(log_files, "_LARGEST_DIRECTORY", 5_000)
+    monkeypatch.setattr(log_files, "_MAX_DIRECTORY_BYTES", 5_000)
     assert found(tmp_path / "many.zip") == ({}, {"oversized_archive": 1})
     monkeypatch.undo()
-    monkeypatch.setattr(log_files, "_MOST_MEMBERS", 100)
+    monkeypatch.setattr(log_files, "_MAX_MEMBERS", 100)
     (tmp_path / "again.zip").write_bytes((tmp_path / "many.zip").read_bytes())
     assert found(tmp_path / "again.zip") == ({}, {"oversized_archive": 1})
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from understudy.ingest.trace import TurnAction, tool_call
 from understudy.preference.consensus import Group, Proposal, consensus, grouped
-from understudy.preference.equivalence import SIMILAR, differ, effect_of, similarity
+from understudy.preference.equivalence import SIMILAR, difference_of_actions, effect_of, similarity
 
 from support import example_count
 
@@ -101,10 +101,10 @@ def test_edits_are_compared_by_what_they_change():
     everywhere = does(
         "Edit", file_path="a.py", old_string="return x - 1", new_string="return x + 1", replace_all=True
     )
-    assert differ(small, large) is None
-    assert differ(large, small) is None
-    assert differ(small, elsewhere) is not None
-    assert differ(small, everywhere) is not None
+    assert difference_of_actions(small, large) is None
+    assert difference_of_actions(large, small) is None
+    assert difference_of_actions(small, elsewhere) is not None
+    assert difference_of_actions(small, everywhere) is not None
 
 
 def test_a_judge_decides_where_nobody_wins():
@@ -128,18 +128,18 @@ def test_a_judge_that_chooses_nothing(choice: int | None):
 
 
 def test_what_differs_is_told():
-    assert differ(LS, PWD).arguments == ("command",)
-    assert differ(LS, does("Read", file_path="a")).kind == "tools"
-    assert differ(LS, says("Done.")).kind == "words or tools"
-    assert differ(LS, TurnAction()).kind == "nothing"
-    difference = differ(says("Yes, it works."), says("What do you want to know?"))
+    assert difference_of_actions(LS, PWD).arguments == ("command",)
+    assert difference_of_actions(LS, does("Read", file_path="a")).kind == "tools"
+    assert difference_of_actions(LS, says("Done.")).kind == "words or tools"
+    assert difference_of_actions(LS, TurnAction()).kind == "nothing"
+    difference = difference_of_actions(says("Yes, it works."), says("What do you want to know?"))
     assert (difference.kind, difference.a, difference.b) == (
         "words",
         ("Yes, it works.",),
         ("What do you want to know?",),
     )
     assert difference.similarity is not None and difference.similarity < SIMILAR
-    long = differ(does("Write", file_path="a", content="x" * 9000), LS)
+    long = difference_of_actions(does("Write", file_path="a", content="x" * 9000), LS)
     assert len(long.a[0]) <= 300
 
 
@@ -212,9 +212,9 @@ def test_a_consensus_is_one(given_proposals: list[tuple[str, TurnAction]], minim
 @given(actions, actions)
 @settings(max_examples=example_count(150))
 def test_to_differ_is_symmetric(a: TurnAction, b: TurnAction):
-    there, back = differ(a, b), differ(b, a)
+    there, back = difference_of_actions(a, b), difference_of_actions(b, a)
     assert (there is None) == (back is None)
-    assert differ(a, a) is None
+    assert difference_of_actions(a, a) is None
     if there is not None and back is not None:
         assert (there.kind, there.a, there.b) == (back.kind, back.b, back.a)
         assert there.similarity == back.similarity
@@ -223,5 +223,5 @@ def test_to_differ_is_symmetric(a: TurnAction, b: TurnAction):
 @given(actions, actions)
 def test_words_before_a_tool_do_not_count(a: TurnAction, b: TurnAction):
     if a.tool_calls:
-        assert differ(a, TurnAction(content="Other words.", tool_calls=a.tool_calls)) is None
-        assert differ(a, TurnAction(tool_calls=a.tool_calls[::-1])) is None
+        assert difference_of_actions(a, TurnAction(content="Other words.", tool_calls=a.tool_calls)) is None
+        assert difference_of_actions(a, TurnAction(tool_calls=a.tool_calls[::-1])) is None

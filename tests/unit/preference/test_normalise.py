@@ -15,11 +15,11 @@ from understudy.preference.normalise import (
     TOOLS,
     WorkingDirectory,
     canonical_command,
+    canonical_path,
     has_unreadable_call,
     normalise_call,
     normalise_calls,
     normalise_named_call,
-    path,
 )
 
 from support import example_count
@@ -257,8 +257,8 @@ def test_the_one_spelling_is_its_own(command: str, cwd: str | None):
 @given(st.text(st.sampled_from("ab./~C:\\ "), max_size=14), st.sampled_from([None, "/a", "/", "C:\\a", "/a/b/"]))
 @settings(max_examples=example_count(300))
 def test_the_one_path_is_its_own(given_path: str, cwd: str | None):
-    once = path(given_path, cwd)
-    assert path(once, cwd) == once
+    once = canonical_path(given_path, cwd)
+    assert canonical_path(once, cwd) == once
 
 
 @given(json_values, json_values)

@@ -20,7 +20,7 @@ from understudy.errors import ConfigError
 from understudy.ingest import trace_store
 from understudy.ingest.trace import PlainRenderer, RequestShape, Trace, TraceNode, TraceTurn, state_id, tool_call
 from understudy.preference.checks import UNREADABLE, Checks, Limits, Pair, PairCounts, in_turns
-from understudy.preference.equivalence import differ, stable
+from understudy.preference.equivalence import difference_of_actions, without_volatile_parts
 from understudy.preference.normalise import WorkingDirectory
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.proposals import judge_ask_id, judge_name, shown_order
@@ -434,7 +434,7 @@ def test_the_first_turn_at_which_a_solved_and_an_unsolved_rollout_differ(store: 
         "run1-1",
     )
     assert (evidence["chosen"]["reward"], evidence["rejected"]["reward"]) == (1.0, 0.0)
-    assert differ(pair.chosen, pair.rejected, WorkingDirectory("/workspace")) is not None
+    assert difference_of_actions(pair.chosen, pair.rejected, WorkingDirectory("/workspace")) is not None
 
 
 def test_rollouts_of_two_agents_make_no_pair(store: Store, tmp_path: Path):
@@ -524,7 +524,7 @@ def test_every_comparison_has_one_end(store: Store, given_scripts: list[Any]):
     assert tally.pairs == len(pairs) == len({pair.pair_id for pair in pairs})
     for pair in pairs:
         assert in_turns(pair.messages)
-        assert differ(pair.chosen, pair.rejected, WorkingDirectory("/workspace")) is not None
+        assert difference_of_actions(pair.chosen, pair.rejected, WorkingDirectory("/workspace")) is not None
         assert pair.evidence["did_as_rejected_solved"] == 0
 
 
@@ -541,13 +541,13 @@ def test_every_comparison_has_one_end(store: Store, given_scripts: list[Any]):
     ],
 )
 def test_what_changes_from_run_to_run_is_taken_out(one: str, other: str):
-    assert stable(one) == stable(other)
+    assert without_volatile_parts(one) == without_volatile_parts(other)
 
 
 def test_the_rest_is_not_taken_out():
-    assert stable("1 passed") != stable("2 passed")
-    assert stable("calc.py:12") != stable("calc.py:13")
-    assert stable("return x - 1") != stable("return x + 1")
+    assert without_volatile_parts("1 passed") != without_volatile_parts("2 passed")
+    assert without_volatile_parts("calc.py:12") != without_volatile_parts("calc.py:13")
+    assert without_volatile_parts("return x - 1") != without_volatile_parts("return x + 1")
 
 
 # --- the command ---------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ print(group.name)
 """
     name = run(script, tree).stdout.strip()
     assert (parent / name).is_dir()
-    group = holder.reserve_group(parent)
+    group = holder.new_group_path(parent)
     holder.create_group(group, 1 << 30)
     assert holder.find_group_parent() == parent
     assert not (parent / name).exists()

@@ -14,7 +14,7 @@ import pytest
 
 from understudy.sandbox import time_limit
 from understudy.sandbox.process import run_process, run_to_completion
-from understudy.sandbox.time_limit import LONGEST, ThreadTimes, TimeLimit, longest_s
+from understudy.sandbox.time_limit import WALL_CLOCK_FACTOR, ThreadTimes, TimeLimit, longest_s
 
 LIMIT_S = 60.0
 Usage = Callable[[float], tuple[float, float]]
@@ -91,9 +91,9 @@ def test_a_command_of_very_many_processes_is_not_looked_at(monkeypatch: pytest.M
     ) as child:
         assert child.stdin is not None and child.stdout is not None
         child.stdout.readline()
-        monkeypatch.setattr(time_limit, "MOST_THREADS", 10)
+        monkeypatch.setattr(time_limit, "MAX_THREADS", 10)
         assert len(time_limit.read_threads([child.pid])) == 10
-        monkeypatch.setattr(time_limit, "MOST_THREADS", 9)
+        monkeypatch.setattr(time_limit, "MAX_THREADS", 9)
         assert time_limit.read_threads([child.pid]) == {}
         child.stdin.close()
 
@@ -121,7 +121,9 @@ def busy(processor: int, others: int) -> Generator[None]:
 
 async def test_a_busy_machine_does_not_take_the_time_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """It needs 0.4 s of a processor that it shares with five others: 2 s or more. Its limit is 1 s."""
-    monkeypatch.setattr(time_limit, "LONGEST", 100 * LONGEST)  # the machine may be busy with other tests as well
+    monkeypatch.setattr(
+        time_limit, "WALL_CLOCK_FACTOR", 100 * WALL_CLOCK_FACTOR
+    )  # the machine may be busy with other tests as well
     processor = min(os.sched_getaffinity(0))
 
     async def run(*argv: str, timeout_s: float = 1.0) -> tuple[bool, float]:

@@ -38,10 +38,10 @@ def ids(reader: Any, text: str) -> list[int]:
 
 
 def test_the_tokenizer_is_small_and_has_the_special_tokens_first(reader: Any) -> None:
-    assert len(reader) <= tokenizer.VOCABULARY
+    assert len(reader) <= tokenizer.VOCABULARY_SIZE
     assert [reader.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS] == list(range(len(SPECIAL_TOKENS)))
     assert (reader.eos_token, reader.pad_token) == ("<|im_end|>", "<|endoftext|>")
-    assert reader.model_max_length == tokenizer.CONTEXT
+    assert reader.model_max_length == tokenizer.CONTEXT_TOKENS
 
 
 def test_the_shipped_model_has_the_generated_template_and_special_tokens(tiny_tokenizer: Path) -> None:
@@ -125,7 +125,7 @@ async def test_the_gateway_and_transformers_render_and_encode_the_same(
     rendered = await codec.render(messages, tools, generation_prompt=generation_prompt)
     assert rendered == ids(reader, transformers_text)
     assert await codec.decode(rendered) == transformers_text
-    assert await codec.context_length() == tokenizer.CONTEXT
+    assert await codec.context_length() == tokenizer.CONTEXT_TOKENS
 
 
 def test_object_arguments_encode_like_the_corpus_s_strings(reader: Any) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from understudy.checks.twins.names import name_of
 from understudy.util.python_syntax import unparse
 
-METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+UNITTEST_METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         (
             "assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertSetEqual",
@@ -45,7 +45,7 @@ METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Methods of unittest's test cases: what they assert, and the names of their arguments."""
 
-FUNCTIONS: Mapping[str, str] = {
+ASSERTION_FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(("assert_equal", "assert_equals", "eq_", "eq", "assert_eq", "assert_array_equal"), "=="),
     **dict.fromkeys(("assert_allclose", "assert_almost_equal", "assert_array_almost_equal"), "approx"),
     "ok_": "true",
@@ -76,7 +76,16 @@ COMPARISONS: Mapping[type[ast.cmpop], str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
     ast.In: "in", ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
 }  # fmt: skip
-MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<=", "in": "holds", "not in": "lacks"}
+SWAPPED_OPERATORS = {
+    "==": "==",
+    "!=": "!=",
+    "<": ">",
+    "<=": ">=",
+    ">": "<",
+    ">=": "<=",
+    "in": "holds",
+    "not in": "lacks",
+}
 
 
 def is_evaluable(value: ast.expr) -> bool:
@@ -88,7 +97,7 @@ def is_evaluable(value: ast.expr) -> bool:
     return True
 
 
-def asserts_itself(call: ast.Call) -> bool:
+def may_assert(call: ast.Call) -> bool:
     """Return whether a call whose result is not used asserts something that is not known here."""
     name = name_of(call)
     return name.lower().startswith(ASSERTION_PREFIXES) or (
@@ -140,7 +149,7 @@ def tolerances_of(call: ast.Call) -> str:
     return repr({name: ast.literal_eval(value) for name, value in tolerances.items() if is_evaluable(value)})
 
 
-def fails(statement: ast.stmt) -> bool:
+def only_fails(statement: ast.stmt) -> bool:
     """Return whether a statement does nothing but fail the test."""
     match statement:
         case ast.Raise(exc=ast.Name(id="AssertionError") | ast.Call(func=ast.Name(id="AssertionError"))):

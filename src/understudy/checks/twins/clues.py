@@ -12,12 +12,12 @@ from typing import Any
 
 from understudy.checks.twins.exposure import ReadableValues
 
-MOST_TEXT_BITS, MOST_FRACTION_BITS = 16.0, 8.0
-_MOST_INTEGER_BITS = 24.0
+MAX_TEXT_BITS, MAX_FRACTION_BITS = 16.0, 8.0
+_MAX_INTEGER_BITS = 24.0
 _READ_NUMBER_BITS = 1.5  # bits that a guesser needs to choose this number among the numbers that can be read
-_MOST_CHOICE_BITS = 6.0  # bits to choose among the constants of the changed files: their place says much
+_MAX_CHOICE_BITS = 6.0  # bits to choose among the constants of the changed files: their place says much
 _KIB = 1024
-_LEAST_ORDERED = 4
+_MIN_ORDERED = 4
 _UNITS = (1, 1_000, 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000, 604_800_000_000)  # in microseconds
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _COMMON_BITS = 3.0
@@ -47,8 +47,8 @@ class Clues:
         without_commas = [_COMMA.sub("", text) for text in plain]
         self._texts = ReadableValues((), [text.encode(errors="replace") for text in (*plain, *without_commas)])
         self._changed_files = ReadableValues(sources)
-        self._text_choice_bits = min(_MOST_CHOICE_BITS, math.log2(2 + self._changed_files.count_texts()))
-        self._number_choice_bits = min(_MOST_CHOICE_BITS, math.log2(2 + self._changed_files.count_numbers()))
+        self._text_choice_bits = min(_MAX_CHOICE_BITS, math.log2(2 + self._changed_files.count_texts()))
+        self._number_choice_bits = min(_MAX_CHOICE_BITS, math.log2(2 + self._changed_files.count_numbers()))
 
     def text_bits(self, text: str) -> float:
         """Return the bits of a text, of which parts may be read or named somewhere."""
@@ -60,7 +60,7 @@ class Clues:
             1.0 + self._texts.guessed_length(_normalised(text)),
             self._text_choice_bits + self._changed_files.guessed_length(text),
         )
-        bits = min(1.0 + guessed_length, elsewhere, by_runs, MOST_TEXT_BITS)
+        bits = min(1.0 + guessed_length, elsewhere, by_runs, MAX_TEXT_BITS)
         if text.lower() in _COMMON_TEXTS or text in string.ascii_letters + string.digits:
             bits = min(bits, _COMMON_BITS)
         if number := _NUMBER_WITH_UNIT.fullmatch(text):
@@ -83,7 +83,7 @@ class Clues:
         """
         distinct = list(dict.fromkeys(texts))
         if (
-            len(distinct) < _LEAST_ORDERED
+            len(distinct) < _MIN_ORDERED
             or len(distinct) < len(texts)
             or any(map(self.readable.guessed_length, texts))
         ):
@@ -94,7 +94,7 @@ class Clues:
             for sequence in (positions, distinct)
         ):
             return 0.0
-        return min(math.lgamma(len(distinct) + 1) / math.log(2), MOST_TEXT_BITS)
+        return min(math.lgamma(len(distinct) + 1) / math.log(2), MAX_TEXT_BITS)
 
     def literal_bits(self, encoded: Any) -> float:
         """Return the bits of a container that occurs somewhere as it is; infinite for another one."""
@@ -116,7 +116,7 @@ class Clues:
         try:
             if kind == "timedelta":
                 return min(
-                    min(self.number_bits(number // unit) for unit in _UNITS if number % unit == 0), MOST_TEXT_BITS
+                    min(self.number_bits(number // unit) for unit in _UNITS if number % unit == 0), MAX_TEXT_BITS
                 )
             if kind == "date":
                 day = datetime.date.fromordinal(number)
@@ -127,8 +127,8 @@ class Clues:
                 )
                 parts = [*moment.timetuple()[:6], moment.microsecond]
         except (ValueError, OverflowError):
-            return MOST_FRACTION_BITS
-        return min(sum(self.number_bits(part) for part in parts if part), MOST_TEXT_BITS)
+            return MAX_FRACTION_BITS
+        return min(sum(self.number_bits(part) for part in parts if part), MAX_TEXT_BITS)
 
 
 def _normalised(text: str) -> str:
@@ -139,13 +139,13 @@ def _normalised(text: str) -> str:
 def plain_bits(number: Any) -> float:
     """Return the bits of a number that nothing names. Few digits, and powers of two, are guessed more often."""
     if isinstance(number, int):
-        return min(_integer_bits(number), _MOST_INTEGER_BITS)
+        return min(_integer_bits(number), _MAX_INTEGER_BITS)
     if not math.isfinite(number):
         return 1.0
     if number.is_integer():
-        return min(_integer_bits(int(number)), MOST_FRACTION_BITS)
+        return min(_integer_bits(int(number)), MAX_FRACTION_BITS)
     digits = f"{number!r}".partition("e")[0].replace(".", "").replace("-", "").strip("0")
-    return min(_DIGIT_BITS * len(digits), MOST_FRACTION_BITS)
+    return min(_DIGIT_BITS * len(digits), MAX_FRACTION_BITS)
 
 
 def _integer_bits(number: int) -> float:
@@ -154,8 +154,8 @@ def _integer_bits(number: int) -> float:
         return 1.0
     if size in _COMMON_NUMBERS:
         return _COMMON_BITS
-    if size.bit_length() > 4 * _MOST_INTEGER_BITS:
-        return _MOST_INTEGER_BITS
+    if size.bit_length() > 4 * _MAX_INTEGER_BITS:
+        return _MAX_INTEGER_BITS
     digits = str(size)
     by_digits = _DIGIT_BITS * len(digits.rstrip("0")) + math.log2(1 + len(digits) - len(digits.rstrip("0")))
     bits = min(1.0 + math.log2(size + 1), by_digits) if size < 10 else by_digits

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 from understudy.checks.twins.assertions import COMPARISONS
 
-_MOST_ASSERTIONS = 10_000  # the numbers of a file's assertions are below this one
-_MOST_COMPARISONS = 10_000
-FIRST_OPERAND = _MOST_ASSERTIONS + _MOST_COMPARISONS
+_MAX_ASSERTIONS = 10_000  # the numbers of a file's assertions are below this one
+_MAX_COMPARISONS = 10_000
+FIRST_OPERAND = _MAX_ASSERTIONS + _MAX_COMPARISONS
 """The first number of operands: those before it are of the assertions and comparisons of a file."""
 _OBSERVED_OPERATORS = frozenset({"==", "!=", "in", "not in"})
 
@@ -30,7 +30,7 @@ def number_comparisons(tree: ast.Module) -> None:
 
 def observe_comparisons(tree: ast.Module, first: int) -> dict[int, str]:
     """Replace the numbered comparisons that are left by calls of `_result_`; return their operators by number."""
-    observer = _ComparisonObserver(first + _MOST_ASSERTIONS)
+    observer = _ComparisonObserver(first + _MAX_ASSERTIONS)
     observer.visit(tree)
     return observer.operators
 
@@ -42,8 +42,8 @@ class _ComparisonObserver(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
-        number = getattr(node, "number", _MOST_COMPARISONS)
-        if number >= _MOST_COMPARISONS:
+        number = getattr(node, "number", _MAX_COMPARISONS)
+        if number >= _MAX_COMPARISONS:
             return node
         operator = self.operators[self._first + number] = COMPARISONS[type(node.ops[0])]
         arguments = [ast.Constant(self._first + number), ast.Constant(operator), node.left, node.comparators[0]]

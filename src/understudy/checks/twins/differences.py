@@ -15,7 +15,9 @@ from understudy.checks.twins.assertions import is_evaluable
 from understudy.checks.twins.names import name_of
 from understudy.util.python_syntax import unparse
 
-_LARGEST_RELATIVE = 0.5  # with a larger tolerance two values that are near a third one may be far from each other
+_MAX_RELATIVE_TOLERANCE = (
+    0.5  # with a larger tolerance two values that are near a third one may be far from each other
+)
 
 
 class NearValues(Struct, frozen=True):
@@ -87,7 +89,7 @@ def _relative(first: ast.expr, second: ast.expr, scale: ast.expr, tolerance: flo
     if (factor := _number(scale)) is not None:
         return NearValues(first, second, repr({"abs": tolerance * abs(factor)}))
     inner = scale.args[0] if isinstance(scale, ast.Call) and _is_magnitude(scale) else scale
-    if unparse(inner) in (unparse(first), unparse(second)) and tolerance < _LARGEST_RELATIVE:
+    if unparse(inner) in (unparse(first), unparse(second)) and tolerance < _MAX_RELATIVE_TOLERANCE:
         return NearValues(first, second, repr({"rel": tolerance / (1 - tolerance)}))
     return None
 

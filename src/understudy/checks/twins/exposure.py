@@ -42,10 +42,10 @@ _CANCELLING = (ast.Sub, ast.Mod, ast.BitXor)
 _MEASURES = frozenset(
     {"abs", "fabs", "float", "int", "len", "max", "min", "pow", "round", "set", "sqrt", "str", "sum"}
 )
-_LEAST_COPIED = 4  # the shortest text, in characters, that counts as copied if another text contains it
+_MIN_COPIED_CHARS = 4  # the shortest text, in characters, that counts as copied if another text contains it
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
-_MOST_COMMON_NUMBER = 10  # numbers up to this one are so common that they occur everywhere
-_MOST_DATA = 4 << 20
+_MAX_COMMON_NUMBER = 10  # numbers up to this one are so common that they occur everywhere
+_MAX_DATA_BYTES = 4 << 20
 
 
 # --- expectations that names still hold
@@ -246,7 +246,7 @@ class ReadableValues:
             for node in ast.walk(parse_module(source)):
                 self._add(node, texts)
         for raw in data:
-            text = raw[:_MOST_DATA].decode("utf-8", "replace")
+            text = raw[:_MAX_DATA_BYTES].decode("utf-8", "replace")
             texts.append(text)
             self._numbers.update(complex(float(number)) for number in _NUMBER.findall(text))
         self._text = "\0".join(("", *texts, ""))
@@ -310,9 +310,9 @@ class ReadableValues:
         recognised.
         """
         if isinstance(constant, str):
-            return len(constant) >= _LEAST_COPIED and self._text.count(constant) > 1
+            return len(constant) >= _MIN_COPIED_CHARS and self._text.count(constant) > 1
         if isinstance(constant, int | float) and not isinstance(constant, bool):
-            return abs(constant) > _MOST_COMMON_NUMBER and self._numbers[complex(constant)] > 1
+            return abs(constant) > _MAX_COMMON_NUMBER and self._numbers[complex(constant)] > 1
         return False
 
     def guessed_length(self, text: str) -> int:
@@ -323,9 +323,9 @@ class ReadableValues:
             return 0
         position = count = 0
         while position < len(text) and count < 64:
-            end = position + _LEAST_COPIED
+            end = position + _MIN_COPIED_CHARS
             if end <= len(text) and text[position:end] in self._text:
-                step = _LEAST_COPIED
+                step = _MIN_COPIED_CHARS
                 while end + step <= len(text) and text[position : end + step] in self._text:
                     end, step = end + step, step * 2
                 while step:

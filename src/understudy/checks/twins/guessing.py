@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from understudy.checks.twins.clues import MOST_FRACTION_BITS, MOST_TEXT_BITS, Clues, plain_bits
+from understudy.checks.twins.clues import MAX_FRACTION_BITS, MAX_TEXT_BITS, Clues, plain_bits
 from understudy.checks.twins.judge import Observation, holds, margin, satisfies
 from understudy.checks.twins.sites import TwinSite
 from understudy.checks.twins.twin_decoding import decode
@@ -21,8 +21,8 @@ from understudy.util.python_syntax import parse_literal
 
 _SEARCHED_BITS = 6.0  # values with fewer bits than this are not searched for in the rest of a version
 _READABLE_BITS = 2.0  # such a value counts as readable if fewer bits than this are left
-_LEAST_RUN = 3  # that many numbers with equal differences are yielded by a counter
-_MOST_CONTENT = 32.0
+_MIN_RUN = 3  # that many numbers with equal differences are yielded by a counter
+_MAX_CONTENT_BITS = 32.0
 _LONG_NEEDLE = 8  # minimum characters for searching an expected substring likewise
 _TEXT_OPERATORS = frozenset({"holds", "startswith", "endswith", "search", "match", "fullmatch"})
 _MOMENT = re.compile(r"(date|datetime|instant|timedelta) (-?[0-9]{1,18})")
@@ -112,9 +112,9 @@ def value_bits(encoded: Any, clues: Clues | None = None) -> float:
         case ["q", str(top), "0x1"]:
             return number_bits(int(top, 16))
         case ["q", *parts]:
-            return min(sum(number_bits(int(part, 16)) for part in parts), MOST_FRACTION_BITS)
+            return min(sum(number_bits(int(part, 16)) for part in parts), MAX_FRACTION_BITS)
         case ["c", *parts]:
-            return min(sum(number_bits(float.fromhex(part)) for part in parts), MOST_FRACTION_BITS)
+            return min(sum(number_bits(float.fromhex(part)) for part in parts), MAX_FRACTION_BITS)
         case ["s", str(text)]:
             return _text_bits(text, clues)
         case ["y", str(text)]:
@@ -139,7 +139,7 @@ def value_bits(encoded: Any, clues: Clues | None = None) -> float:
 def _text_bits(text: str, clues: Clues | None) -> float:
     if clues:
         return clues.text_bits(text)
-    return min(1.0 + len(text), MOST_TEXT_BITS) if text else 0.0
+    return min(1.0 + len(text), MAX_TEXT_BITS) if text else 0.0
 
 
 def _order_bits(encoded: Any, clues: Clues | None) -> float:
@@ -157,7 +157,7 @@ def _content_bits(leaves: list[Any], clues: Clues | None) -> float:
     """
     truths = Counter(json.dumps(leaf) for leaf in leaves if leaf[0] in ("b", "n"))
     rare = sum(truths.values()) - max(truths.values(), default=0)
-    return min(1.0 + rare + sum(_sequence_bits(leaves, clues).values()), _MOST_CONTENT)
+    return min(1.0 + rare + sum(_sequence_bits(leaves, clues).values()), _MAX_CONTENT_BITS)
 
 
 def _sequence_bits(values: Sequence[Any], clues: Clues | None) -> dict[str, float]:
@@ -169,7 +169,7 @@ def _sequence_bits(values: Sequence[Any], clues: Clues | None) -> dict[str, floa
     while begin < len(values):
         text, count, step = json.dumps(values[begin]), *_arithmetic_run(values, begin)
         bits[text] = value_bits(values[begin], clues)
-        if count >= _LEAST_RUN and step:
+        if count >= _MIN_RUN and step:
             text = f"{text} and on by {step}"
             bits[text] = value_bits(["i", hex(step)], clues)
             begin += count
@@ -225,7 +225,7 @@ def _near_bits(encoded: Any, tolerances: str, clues: Clues) -> float:
         except (ValueError, TypeError, AttributeError, OverflowError):
             tolerance_bits = math.inf
         bits += min(value_bits(leaf, clues), tolerance_bits)
-    return min(bits, _MOST_CONTENT)
+    return min(bits, _MAX_CONTENT_BITS)
 
 
 def _relation_bits(sites: Sequence[TwinSite], clues: Clues) -> float:

@@ -38,8 +38,8 @@ Judgement = Literal["agrees", "unclear", "contradicts"]
 """`unclear` is an observation that is not the expected one, or cannot be read, but that honest code may make."""
 
 _OTHER_EXCEPTIONS = 2  # base classes that an exception may have in addition to the gold patch's
-_MOST_EXCEPTIONS = 4  # more additional base classes than this are not honest
-_MOST_UNPAIRED = 200  # limit for comparing observations in any order, which is quadratic
+_MAX_EXCEPTIONS = 4  # more additional base classes than this are not honest
+_MAX_UNPAIRED = 200  # limit for comparing observations in any order, which is quadratic
 _COMMON = frozenset({"object", "BaseException", "Exception"})
 _EXCEPTIONS = {
     name: kind
@@ -48,7 +48,7 @@ _EXCEPTIONS = {
 }
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-12  # the tolerances of pytest.approx
 _ARRAY_RELATIVE = 1e-5  # the relative tolerance of arrays
-_MOST_SEARCHED = 20_000  # characters of a text that a pattern is searched in
+_MAX_SEARCHED_CHARS = 20_000  # characters of a text that a pattern is searched in
 
 
 def _method(name: str) -> Callable[[Any, Any], bool]:
@@ -56,7 +56,7 @@ def _method(name: str) -> Callable[[Any, Any], bool]:
 
 
 def _pattern(search: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
-    return lambda actual, expected: search(expected, actual[:_MOST_SEARCHED]) is not None
+    return lambda actual, expected: search(expected, actual[:_MAX_SEARCHED_CHARS]) is not None
 
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -155,8 +155,12 @@ def _sum_of_rest(observations: Sequence[Observation]) -> tuple[int, int]:
     """Return how many observations were not sent, and the sum of their digests, which does not depend on their
     order.
     """
-    rest = [(int(observation[1]), int(observation[2], 16)) for observation in observations if is_rest(observation)]
-    return sum(count for count, _ in rest), sum(digest for _, digest in rest) % (1 << 64)
+    counts_and_digests = [
+        (int(observation[1]), int(observation[2], 16)) for observation in observations if is_rest(observation)
+    ]
+    return sum(count for count, _ in counts_and_digests), sum(digest for _, digest in counts_and_digests) % (
+        1 << 64
+    )
 
 
 def holds(site: TwinSite, gold: Sequence[Observation], observations: Sequence[Observation]) -> bool:
@@ -235,7 +239,7 @@ def _values(site: TwinSite, gold: Sequence[Observation], observations: Sequence[
         _agree(site, gold_value, value) for gold_value, value in zip(expected, actual, strict=True)
     ):
         return "agrees"
-    if max(len(actual), len(expected)) > _MOST_UNPAIRED:
+    if max(len(actual), len(expected)) > _MAX_UNPAIRED:
         return "unclear"
     unexpected = [
         n for n, value in enumerate(actual) if not any(_agree(site, gold_value, value) for gold_value in expected)
@@ -292,7 +296,7 @@ def _agree(site: TwinSite, expected: Any, actual: Any) -> bool:
 def _same_elements(expected: list[Any], actual: list[Any]) -> bool:
     if len(expected) != len(actual):
         return False
-    if len(expected) > _MOST_UNPAIRED:
+    if len(expected) > _MAX_UNPAIRED:
         return Counter(map(hashable, expected)) == Counter(map(hashable, actual))
     for item in actual:
         position = next((n for n, expected_item in enumerate(expected) if _equal(expected_item, item)), None)
@@ -318,7 +322,7 @@ def _near(expected: Any, actual: Any, tolerances: dict[str, Any] | None) -> bool
     if isinstance(expected, range) or isinstance(actual, range):
         expected, actual = (
             list(cast("Iterable[Any]", value))
-            if isinstance(value, range) and len(value) <= _MOST_UNPAIRED
+            if isinstance(value, range) and len(value) <= _MAX_UNPAIRED
             else value
             for value in (expected, actual)
         )
@@ -485,14 +489,16 @@ def _raised(site: TwinSite, gold: Sequence[Observation], raised: Observation) ->
     kinds = [str(kind) for kind in raised[1]]
     if not kinds:
         return "contradicts"
-    others = {kind for kind in kinds if kind in _EXCEPTIONS} - _COMMON
-    others -= {kind for observation in gold for kind in observation[1]} | set(parse_literal(site.expected))
+    unexpected = {kind for kind in kinds if kind in _EXCEPTIONS} - _COMMON
+    unexpected -= {kind for observation in gold for kind in observation[1]} | set(parse_literal(site.expected))
     leaves = [
         kind
-        for kind in others
-        if not any(kind != other and issubclass(_EXCEPTIONS[other], _EXCEPTIONS[kind]) for other in others)
+        for kind in unexpected
+        if not any(
+            kind != subclass and issubclass(_EXCEPTIONS[subclass], _EXCEPTIONS[kind]) for subclass in unexpected
+        )
     ]
-    if len(leaves) > _MOST_EXCEPTIONS:
+    if len(leaves) > _MAX_EXCEPTIONS:
         return "contradicts"
     return "agrees" if len(leaves) <= _OTHER_EXCEPTIONS and _is_kind(site, kinds, str(raised[2])) else "unclear"
 
@@ -512,7 +518,7 @@ def satisfies(site: TwinSite, kinds: Iterable[str]) -> bool:
 def _is_kind(site: TwinSite, kinds: Sequence[str], text: str) -> bool:
     if not satisfies(site, kinds):
         return False
-    return not site.operator or re.search(parse_literal(site.operator), text[:_MOST_SEARCHED]) is not None
+    return not site.operator or re.search(parse_literal(site.operator), text[:_MAX_SEARCHED_CHARS]) is not None
 
 
 def load_observations(raw: bytes) -> dict[str, dict[int, list[Observation]]]:

@@ -130,15 +130,15 @@ def _another_text(text: str, rng: random.Random, texts: Mapping[str, Sequence[st
     is none.
     """
     replacements = [
-        (match, other)
+        (match, replacement)
         for match in _WORD.finditer(text)
         if text[max(match.start() - 1, 0) : match.start()] not in ("\\", "%")
-        for other in texts.get(_shape(match[0]), ())
-        if other != match[0]
+        for replacement in texts.get(_shape(match[0]), ())
+        if replacement != match[0]
     ]
     if replacements:
-        match, other = rng.choice(replacements)
-        return text[: match.start()] + other + text[match.end() :]
+        match, replacement = rng.choice(replacements)
+        return text[: match.start()] + replacement + text[match.end() :]
     letters = [
         n for n, c in enumerate(text) if c.isascii() and c.isalnum() and text[max(n - 1, 0) : n] not in ("\\", "%")
     ]

@@ -76,9 +76,9 @@ def _other_names(tree: ast.Module) -> set[str]:
 
 def original_node(node: str, names: Mapping[str, Mapping[str, str]]) -> str:
     """Return a node with the file's own names; `names` has the old names by the new ones, by file."""
-    file, separator, rest = node.partition("::")
+    file, separator, test_name = node.partition("::")
     old = names.get(file, {})
-    parts, bracket, parameters = rest.partition("[")
+    parts, bracket, parameters = test_name.partition("[")
     original = "::".join(old.get(part, part) for part in parts.split("::"))
     return f"{file}{separator}{original}{bracket}{parameters}"
 

@@ -14,10 +14,10 @@ from typing import Any, cast
 from understudy.checks.twins.comparisons import FIRST_OPERAND
 from understudy.checks.twins.names import name_of
 
-_MOST_OPERANDS = 10_000
-NUMBERS_PER_FILE = FIRST_OPERAND + _MOST_OPERANDS
+_MAX_OPERANDS = 10_000
+NUMBERS_PER_FILE = FIRST_OPERAND + _MAX_OPERANDS
 """How many numbers the assertions, comparisons and operands of one file have."""
-_FUNCTIONS = frozenset(
+_ARITHMETIC_FUNCTIONS = frozenset(
     {
         "abs",
         "complex",
@@ -36,29 +36,31 @@ _FUNCTIONS = frozenset(
     }
     | {"frozenset", "set", "sorted", "sum", "tuple"}
 )
-_METHODS = frozenset(
+_BUILTIN_METHODS = frozenset(
     name
     for kind in (str, bytes, list, dict, set, float, int)
     for name in dir(kind)
     if not name.startswith("_") and name not in ("append", "add", "format")
 )
 # Not what is computed from operands, which are looked at themselves: a sum of hundreds would be nested too deeply.
-_OPERANDS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.IfExp, ast.Await)
+_OBSERVED_NODES = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.IfExp, ast.Await)
 
 
 def number_operands(tree: ast.Module) -> None:
     """Number all operands of a file, before anything is rewritten: versions of it must agree in the numbers."""
     number = 0
-    texts = (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr))
-    in_texts = {id(part) for text in texts for part in ast.walk(text)}  # calls in them cannot always be written
+    f_strings = (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr))
+    in_f_strings = {
+        id(part) for text in f_strings for part in ast.walk(text)
+    }  # calls in them cannot always be written
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for node in (part for statement in function.body for part in ast.walk(statement)):
                 for operand, method in _operands(node):
                     if (
                         not hasattr(operand, "operand_number")
-                        and id(operand) not in in_texts
-                        and number < _MOST_OPERANDS
+                        and id(operand) not in in_f_strings
+                        and number < _MAX_OPERANDS
                     ):
                         cast("Any", operand).operand_number = (number, method)
                         number += 1
@@ -73,13 +75,13 @@ def _operands(node: ast.AST) -> list[tuple[ast.expr, str]]:
             operands = [(value, "")]
         case ast.UnaryOp(op=ast.USub() | ast.UAdd() | ast.Invert(), operand=value):
             operands = [(value, "")]
-        case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in _METHODS:
+        case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in _BUILTIN_METHODS:
             operands = [(value, name)]
-        case ast.Call(args=arguments) if name_of(node) in _FUNCTIONS:
+        case ast.Call(args=arguments) if name_of(node) in _ARITHMETIC_FUNCTIONS:
             operands = [(argument, "") for argument in arguments]
         case _:
             return []
-    return [(operand, method) for operand, method in operands if isinstance(operand, _OPERANDS)]
+    return [(operand, method) for operand, method in operands if isinstance(operand, _OBSERVED_NODES)]
 
 
 def observe_operands(tree: ast.Module, first: int) -> frozenset[int]:

@@ -39,13 +39,16 @@ from understudy.checks.twins.run import (
 from understudy.checks.twins.sites import TwinSite
 from understudy.checks.twins.test_ids import DecidingTests
 
-_MOST_ANSWER, _MOST_ANSWERS = 20_000, 2 << 20  # characters of one answer, and of all: validations are stored
+_MAX_ANSWER_CHARS, _MAX_ANSWERS_CHARS = (
+    20_000,
+    2 << 20,
+)  # characters of one answer, and of all: validations are stored
 _GOLD_RUNS = 2
 _DRAWS = 3
 """How many other inputs are tried at most while the gold patch refuses all those of some test."""
 
-_CONTRADICTED = 0.5
-ENOUGH_SHARED = 0.9
+_CONTRADICTING_SHARE = 0.5
+CONFIRMING_SHARE = 0.9
 """The share of the gold patch's answers to other inputs from which a patch counts as computing them."""
 
 _Answers = dict[str, dict[int, tuple[TwinSite, list[Observation]]]]
@@ -134,8 +137,8 @@ def judge_inputs(
     return InputAgreement(
         len(by_answer),
         _share(by_answer),
-        frozenset(node for node, answers in by_node.items() if _share(answers) >= ENOUGH_SHARED),
-        {function: share for function, share in shares.items() if share < _CONTRADICTED},
+        frozenset(node for node, answers in by_node.items() if _share(answers) >= CONFIRMING_SHARE),
+        {function: share for function, share in shares.items() if share < _CONTRADICTING_SHARE},
     )
 
 
@@ -298,7 +301,7 @@ def _answers(tests: DecidingTests, options: GradingOptions, runs: _InputRuns) ->
     """
     names = names_in_version(runs.named, runs.gold[0])
     answers: _Answers = {}
-    remaining_chars = _MOST_ANSWERS
+    remaining_chars = _MAX_ANSWERS_CHARS
     for node, twin in options.twins.items():
         name = names.get(node, "")
         effortless = runs.effortless if node in tests.fail_to_pass else ()
@@ -306,15 +309,15 @@ def _answers(tests: DecidingTests, options: GradingOptions, runs: _InputRuns) ->
             site = _compared(runs.gold[0].sites[number], gold) if number in runs.gold[0].sites else None
             if site is None or number not in twin.gold:
                 continue
-            others = [run.observations.get(name, {}).get(number, []) for run in effortless]
+            meaningless_answers = [run.observations.get(name, {}).get(number, []) for run in effortless]
             if site.operation != "raises":
-                others.append(json.loads(twin.gold[number]))
-            if any(holds(site, gold, other) for other in others) or not all(
+                meaningless_answers.append(json.loads(twin.gold[number]))
+            if any(holds(site, gold, meaningless) for meaningless in meaningless_answers) or not all(
                 holds(site, gold, run.observations.get(name, {}).get(number, [])) for run in runs.gold
             ):
                 continue
             size = len(json.dumps(gold))
-            if size <= min(_MOST_ANSWER, remaining_chars):
+            if size <= min(_MAX_ANSWER_CHARS, remaining_chars):
                 remaining_chars -= size
                 answers.setdefault(node, {})[number] = (site, gold)
     return answers

@@ -144,8 +144,10 @@ def write_versions(
 def readable_values(version: WrittenVersion, data: Mapping[str, bytes]) -> ReadableValues:
     """Return what tested code can read while a version runs; `data` are hidden files without versions, by path."""
     sources = [text for name, text in version.files.items() if name.endswith(".py") and IMPORT in text]
-    others = [text.encode() for text in version.files.values() if text not in sources]
-    return ReadableValues(sources, [*others, *(raw for name, raw in data.items() if name not in version.files)])
+    other_files = [text.encode() for text in version.files.values() if text not in sources]
+    return ReadableValues(
+        sources, [*other_files, *(raw for name, raw in data.items() if name not in version.files)]
+    )
 
 
 def _by_file(names: Mapping[str, TestOutcome]) -> dict[str, list[str]]:

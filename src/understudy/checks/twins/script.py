@@ -32,7 +32,7 @@ from understudy.util.files import make_readable
 _REPORT = "/var/tmp/understudy-observations.jsonl"
 _VERSION = "version-"
 _FILE_BYTES = 1 << 20
-_MOST_FILES = 200
+_MAX_FILES = 200
 
 
 def hidden_contents(hidden: Path) -> dict[str, bytes]:
@@ -42,7 +42,7 @@ def hidden_contents(hidden: Path) -> dict[str, bytes]:
     """
     paths = [path for path in sorted(hidden.rglob("*")) if path.is_file()]
     small = [path for path in paths if path.stat().st_size <= _FILE_BYTES]
-    contents = {path.relative_to(hidden).as_posix(): path.read_bytes() for path in small[:_MOST_FILES]}
+    contents = {path.relative_to(hidden).as_posix(): path.read_bytes() for path in small[:_MAX_FILES]}
     for name in [name for name in contents if not name.endswith(".py")]:
         with suppress(UnicodeDecodeError):
             script = contents[name].decode()

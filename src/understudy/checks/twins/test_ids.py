@@ -88,9 +88,9 @@ def _script_tests(files: Mapping[str, str]) -> DecidingTests:
 
 def _by_path(id: str, files: Mapping[str, str]) -> str:
     """Return the node for pytest's `path::Class::function[parameters]`."""
-    path, _, rest = id.partition("[")[0].replace("::()", "").partition("::")
-    matches = [name for name in files if f"/{name}".endswith(f"/{path}")] if rest else []
-    return f"{matches[0]}::{rest}" if len(matches) == 1 else ""
+    path, _, test_name = id.partition("[")[0].replace("::()", "").partition("::")
+    matches = [name for name in files if f"/{name}".endswith(f"/{path}")] if test_name else []
+    return f"{matches[0]}::{test_name}" if len(matches) == 1 else ""
 
 
 def _by_module(id: str, files: Mapping[str, str]) -> str:

@@ -37,9 +37,9 @@ else:
 
 encode, has_own_code = _encoding.encode, _encoding.has_own_code
 
-_MOST_RESULTS = 100  # maximum number of results of a comparison outside of assertions, in one test
-_MOST_COMPARED = 500  # maximum number of values within a compared value
-_MOST_REPORTS = 1_000  # maximum number for one site in one test; of later ones only a digest is sent
+_MAX_RESULTS = 100  # maximum number of results of a comparison outside of assertions, in one test
+_MAX_COMPARED = 500  # maximum number of values within a compared value
+_MAX_REPORTS = 1_000  # maximum number for one site in one test; of later ones only a digest is sent
 
 _ABSTRACT = frozenset({"collections.abc", "contextlib", "importlib.abc", "io", "numbers", "os", "typing"})
 
@@ -77,7 +77,7 @@ def _reporting() -> "tuple[Callable[..., None], Callable[[], None], Callable[[in
     Counters and limit are variables here: tested code would find a module's. Later observations are reported as a
     count and a sum of digests, independent of order.
     """
-    counts, unsent, limit = cast("dict[tuple[str, int], int]", {}), cast("dict[int, list[int]]", {}), _MOST_REPORTS
+    counts, unsent, limit = cast("dict[tuple[str, int], int]", {}), cast("dict[int, list[int]]", {}), _MAX_REPORTS
 
     def report(site: int, *saw: Any) -> None:
         counts[_node, site] = counts.get((_node, site), 0) + 1
@@ -149,7 +149,7 @@ def _items(container: Any) -> Any:
     if not _last_iterator or _last_iterator[0] is not container:
         _last_iterator[:] = (
             container,
-            list(itertools.islice(cast("Iterator[Any]", container), _encoding.MOST_NODES + 1)),
+            list(itertools.islice(cast("Iterator[Any]", container), _encoding.MAX_NODES + 1)),
         )
     return _last_iterator[1]
 
@@ -182,8 +182,8 @@ def pair(site: int, name: str, left: Any, right: Any) -> None:
 def result(site: int, name: str, left: Any, right: Any) -> Any:
     """Return the result of a comparison. The first ones of a test are reported, if they are truth values."""
     saw = _OPERATORS[name](left, right)
-    if (saw is True or saw is False) and _count(site) < _MOST_RESULTS and _write is not None:
-        _report(site, "result", encode(left, _MOST_COMPARED), encode(right, _MOST_COMPARED), int(saw))
+    if (saw is True or saw is False) and _count(site) < _MAX_RESULTS and _write is not None:
+        _report(site, "result", encode(left, _MAX_COMPARED), encode(right, _MAX_COMPARED), int(saw))
     return saw
 
 
@@ -299,7 +299,7 @@ def stopped(kind: "type[BaseException]") -> None:
 def _text(error: BaseException) -> str:
     try:
         notes = getattr(error, "__notes__", ())  # pytest's `match` is also searched in an exception's notes
-        return "\n".join([str(error), *map(str, notes)])[: _encoding.MOST_TEXT]
+        return "\n".join([str(error), *map(str, notes)])[: _encoding.MAX_TEXT]
     except Exception:  # noqa: BLE001  # the tested code's own
         return ""
 

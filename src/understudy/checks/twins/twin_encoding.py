@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-MOST_NODES = 20_000
+MAX_NODES = 20_000
 """How many values a value that is written has at most."""
-MOST_TEXT = 400_000
+MAX_TEXT = 400_000
 """The length of the longest text that is written."""
 
 
@@ -43,7 +43,7 @@ _MOCKS = frozenset({"unittest.mock", "mock.mock", "mock"})
 _COMPARED_AS_TEXT = frozenset({"uuid", "ipaddress", "zoneinfo"})  # their values are equal if class and text are
 
 
-def encode(value: Any, limit: int = MOST_NODES) -> Any:
+def encode(value: Any, limit: int = MAX_NODES) -> Any:
     """Return a value as JSON, `[type, content]`, if it has at most so many values in it.
 
     Equal values of Python's own types are encoded alike, or are equal after decoding. `["o", ...]` is the builtin
@@ -180,7 +180,7 @@ def _encode_builtin(value: Any, kind: Any, budget: "list[int]", depth: int) -> A
 
 
 def _bounded(value: Any) -> Any:
-    if len(value) > MOST_TEXT:
+    if len(value) > MAX_TEXT:
         raise _Opaque
     return value
 
@@ -332,7 +332,7 @@ def _candidates(kind: Any) -> "list[Callable[[Any], Any]]":
 
 def _short(make: "Callable[[Any], Any]") -> "Callable[[Any], Any]":
     def bounded(value: Any) -> Any:
-        if len(value) > MOST_NODES:
+        if len(value) > MAX_NODES:
             raise _Opaque
         return make(value)
 

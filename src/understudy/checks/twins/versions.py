@@ -27,20 +27,20 @@ from msgspec.structs import replace
 
 from understudy.checks.input_changes import InputChanges, change_inputs
 from understudy.checks.twins.assertions import (
+    ASSERTION_FUNCTIONS,
     COMPARISONS,
-    FUNCTIONS,
-    METHODS,
-    MIRRORED,
     MOCK_ASSERTIONS,
+    SWAPPED_OPERATORS,
+    UNITTEST_METHODS,
     WARNS,
     approximation,
-    asserts_itself,
     class_names,
     expects_exception,
-    fails,
     has_wildcard,
     is_evaluable,
     is_fixture,
+    may_assert,
+    only_fails,
     tolerances_of,
 )
 from understudy.checks.twins.comparisons import number_comparisons, observe_comparisons
@@ -205,7 +205,7 @@ class _Rewriter(ast.NodeTransformer):
             # A test without assertions gets a site that expects it to come to its end.
             number = self._new_site(TwinSite("end", withheld=False))
             node.body.append(ast.Expr(site_call("_send_", number, ast.Constant(0))))
-        elif outer and any(isinstance(part, ast.stmt) and fails(part) for part in ast.walk(node)):
+        elif outer and any(isinstance(part, ast.stmt) and only_fails(part) for part in ast.walk(node)):
             # The test compares in the condition of a branch, and fails there. That comparison runs in the tested
             # process, which can falsify it, so the test is protected only in part.
             number = self._new_site(TwinSite("truth", withheld=False))
@@ -218,7 +218,7 @@ class _Rewriter(ast.NodeTransformer):
         return self._condition(node.test, want=True)
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-        if not self._raises and not node.orelse and len(node.body) == 1 and fails(node.body[0]):
+        if not self._raises and not node.orelse and len(node.body) == 1 and only_fails(node.body[0]):
             return self._condition(node.test, want=False)
         self.generic_visit(node)
         return node
@@ -279,7 +279,7 @@ class _Rewriter(ast.NodeTransformer):
         assertion = self._method(call, name)
         if assertion:
             return self._assertion(*assertion, call)
-        if asserts_itself(call) and name not in self._defined_functions:
+        if may_assert(call) and name not in self._defined_functions:
             number = self._new_site(TwinSite("truth", withheld=False))  # the comparison happens in the process
             return [node, ast.Expr(site_call("_holds_", number, ast.Constant(1)))]
         return node
@@ -288,10 +288,10 @@ class _Rewriter(ast.NodeTransformer):
         """Return which assertion a call is, and its arguments; None if it is no known assertion."""
         if name in self._defined_functions or any(isinstance(argument, ast.Starred) for argument in call.args):
             return None
-        if isinstance(call.func, ast.Attribute) and name in METHODS:
-            assertion, names = METHODS[name]
-        elif name in FUNCTIONS:
-            assertion = FUNCTIONS[name]
+        if isinstance(call.func, ast.Attribute) and name in UNITTEST_METHODS:
+            assertion, names = UNITTEST_METHODS[name]
+        elif name in ASSERTION_FUNCTIONS:
+            assertion = ASSERTION_FUNCTIONS[name]
             names = ("actual",) if assertion in ("true", "false") else ("actual", "desired")
         else:
             return None
@@ -376,9 +376,9 @@ class _Rewriter(ast.NodeTransformer):
         elif len(operands) == 3 and is_evaluable(operands[0]) and is_evaluable(operands[2]):
             if "<" in names[0] and "<" in names[1] and (near := near_range(*operands)) is not None:
                 return self._approx(near.first, near.second, near.tolerance, test)
-            low = TwinSite("compare", unparse(operands[0]), MIRRORED.get(names[0], ""))
+            low = TwinSite("compare", unparse(operands[0]), SWAPPED_OPERATORS.get(names[0], ""))
             high = TwinSite("compare", unparse(operands[2]), names[1])
-            if low.operator in MIRRORED and high.operator in MIRRORED:
+            if low.operator in SWAPPED_OPERATORS and high.operator in SWAPPED_OPERATORS:
                 first = self._new_site(low, actual=operands[1])
                 second = self._new_site(high, actual=operands[1])
                 if first not in self._plain and second not in self._plain:
@@ -409,13 +409,13 @@ class _Rewriter(ast.NodeTransformer):
                 return self._approx(apart.first, apart.second, apart.tolerance, self._test(operator, left, right))
             constant = isinstance(right, ast.Constant) or isinstance(left, ast.Constant)
             return self._equality("same" if operator == "is" and constant else operator, left, right)
-        if operator in MIRRORED:
+        if operator in SWAPPED_OPERATORS:
             if want and (near := near_comparison(operator, left, right)) is not None:
                 return self._approx(near.first, near.second, near.tolerance, self._test(operator, left, right))
             if is_evaluable(right):
                 return self._compare(operator, left, right, want=want)
             if is_evaluable(left):
-                return self._compare(MIRRORED[operator], right, left, want=want)
+                return self._compare(SWAPPED_OPERATORS[operator], right, left, want=want)
             return self._pair(operator, left, right, want=want)
         for actual, expected in ((left, right), (right, left)):
             if isinstance(expected, ast.Constant):  # the operators `is` and `is not`
@@ -458,9 +458,9 @@ class _Rewriter(ast.NodeTransformer):
         if changeable:
             rng = random.Random(self._seed * 1_000_003 + number)
             source = right if has_literal(right) else left
-            other, literal = change_literal(source, rng, self._texts)
+            changed_operand, literal = change_literal(source, rng, self._texts)
             if changed:
-                left, right = (left, other) if source is right else (other, right)
+                left, right = (left, changed_operand) if source is right else (changed_operand, right)
         self.sites[number] = TwinSite("pair", literal, operator, want, False, changeable, changed)
         return [ast.Expr(site_call(PAIR, number, ast.Constant(operator), left, right))]
 

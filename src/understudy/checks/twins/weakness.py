@@ -37,14 +37,14 @@ def weakness(
 
 def is_far_more(site: TwinSite, gold: Sequence[Observation], observations: Sequence[Observation]) -> bool:
     """Return whether a patch emitted far more at a site than the gold patch, and so maybe guesses."""
-    gold_most, most = _most(site, gold), _most(site, observations)
+    gold_most, patch_most = _max_amounts(site, gold), _max_amounts(site, observations)
     return (
-        most[0] > _FAR_MORE_TIMES * gold_most[0] + _MORE_MEMBERS
-        or most[1] > _FAR_MORE_TIMES * gold_most[1] + _MORE_CHARACTERS
+        patch_most[0] > _FAR_MORE_TIMES * gold_most[0] + _MORE_MEMBERS
+        or patch_most[1] > _FAR_MORE_TIMES * gold_most[1] + _MORE_CHARACTERS
     )
 
 
-def _most(site: TwinSite, observed: Sequence[Observation]) -> tuple[int, int]:
+def _max_amounts(site: TwinSite, observed: Sequence[Observation]) -> tuple[int, int]:
     """Return the most members, and the most characters, of what a site looks at."""
     amounts = [_amount(site, observation) for observation in observed if not is_rest(observation)]
     return max((members for members, _ in amounts), default=0), max((length for _, length in amounts), default=0)

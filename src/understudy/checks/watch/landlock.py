@@ -16,7 +16,7 @@ _DIRECTORY_RIGHTS = _FILE_RIGHTS | sum(
     1 << bit for bit in range(4, 14)
 )  # remove, make, and move between directories
 _TRUNCATE_ABI = 3  # the first version of Landlock's interface that can deny truncating
-_LEAST_ABI = 2  # the first version that can deny moving files between directories
+_MIN_ABI = 2  # the first version that can deny moving files between directories
 
 
 class _Rule(ctypes.Structure):
@@ -31,7 +31,7 @@ def deny_writing_below(directories: set[str]) -> bool:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
-    if version < _LEAST_ABI:
+    if version < _MIN_ABI:
         return False
     handled = ctypes.c_uint64(_DIRECTORY_RIGHTS if version >= _TRUNCATE_ABI else _DIRECTORY_RIGHTS & ~(1 << 14))
     ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(handled), ctypes.c_size_t(8), 0)

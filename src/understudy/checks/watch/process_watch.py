@@ -27,7 +27,7 @@ else:
     import audited_functions
     import code_files
 
-_MOST_EVENTS = 200
+_MAX_EVENTS = 200
 _AF_VSOCK = 40
 
 
@@ -70,7 +70,7 @@ def watch(
     open_file, close_file = os.open, os.close
     getframe, thread_id = sys._getframe, _thread.get_ident  # pyright: ignore[reportPrivateUsage]
     string, byte_string, integer, truth, kind_of, function, size = str, bytes, int, bool, type, type(watch), len
-    watched, most_events, machine_family = audit_events.WATCHED, _MOST_EVENTS, _AF_VSOCK
+    watched, most_events, machine_family = audit_events.WATCHED, _MAX_EVENTS, _AF_VSOCK
     without_limit = ("end", "opened", "hidden-read")  # of each at most as many as there are hidden files
     unwatched_modules = audit_events.UNWATCHED_MODULES | {"_imp", "posix"}
     tests_ended, create_event = audit_events.TESTS_ENDED, audit_events.CREATE_BUILTIN

@@ -58,12 +58,12 @@ def try_agent(
 
     async def trials() -> list[VersionTrial]:
         versions = parse_version(agent)
-        last = versions[-1]
-        behaviours = chosen_behaviours(last.agent, behaviour or ())
+        latest_version = versions[-1]
+        behaviours = chosen_behaviours(latest_version.agent, behaviour or ())
         for package in versions:  # before the first takes its minutes
             install(package.agent, package=package)
         return [
-            await try_version(package, behaviours, report, record if package is last else None)
+            await try_version(package, behaviours, report, record if package is latest_version else None)
             for package in versions
         ]
 

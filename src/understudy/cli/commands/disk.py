@@ -103,7 +103,7 @@ def prune(settings: PruneSettings, json_: Json = False) -> None:
     """
     from understudy.cli.interrupts import interrupt_on_termination
 
-    _check(settings)
+    _check_settings(settings)
     interrupt_on_termination()
     try:
         summary = _prune(settings)
@@ -114,12 +114,12 @@ def prune(settings: PruneSettings, json_: Json = False) -> None:
     if json_:
         print_json(summary)
     else:
-        _print(summary, settings)
+        _print_summary(summary, settings)
     if summary.skipped:
         raise typer.Exit(1)
 
 
-def _check(settings: PruneSettings) -> None:
+def _check_settings(settings: PruneSettings) -> None:
     for name, value, least in (("runs", settings.keep_runs, 0), ("weights", settings.keep_weights, 1)):
         if value is not None and value < least:
             raise ConfigError(
@@ -195,7 +195,7 @@ def _prune_images(older_than_s: float, dry_run: bool) -> tuple[list[str], int]:
     return names, sum(sizes[name] for name in names)
 
 
-def _print(summary: PruneSummary, settings: PruneSettings) -> None:
+def _print_summary(summary: PruneSummary, settings: PruneSettings) -> None:
     would = "would go" if summary.dry_run else "gone"
     rows: list[tuple[str, str, str]] = []
     for pruned in summary.stores:

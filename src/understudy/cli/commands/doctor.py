@@ -93,8 +93,8 @@ def doctor(
     from understudy.agents.packages import AGENT_PACKAGES
 
     checks = [HealthCheck(name, *check(), required) for name, required, check in _CHECKS]
-    others = (package for name, package in AGENT_PACKAGES.items() if name != "claude-code")
-    checks += [HealthCheck(f"agent: {package.title}", *_agent(package.agent), False) for package in others]
+    other_packages = (package for name, package in AGENT_PACKAGES.items() if name != "claude-code")
+    checks += [HealthCheck(f"agent: {package.title}", *_agent(package.agent), False) for package in other_packages]
     healthy = all(check.ok for check in checks if check.required)
     if json_:
         print_json({"ok": healthy, "checks": checks})

@@ -545,10 +545,12 @@ class ExportProgress:
     def __init__(self) -> None:
         self._line = ProgressLine()
 
-    def __call__(self, done: int, of: int) -> None:
+    def __call__(self, done: int, total: int) -> None:
         if sys.stderr.isatty():
-            self._line.show(f"exporting {done} of {of}" if of else f"exported {done} rows", at_once=done == of)
-        if done == of:
+            self._line.show(
+                f"exporting {done} of {total}" if total else f"exported {done} rows", at_once=done == total
+            )
+        if done == total:
             self._line.end()
 
 
@@ -571,17 +573,18 @@ def push(
     """
     from understudy.export import push as pushing
 
-    done = pushing.plan_push(output, repo, private=private, unredacted=unredacted)
+    pushed = pushing.plan_push(output, repo, private=private, unredacted=unredacted)
     if not dry_run:
-        done = pushing.push(output, done, lambda text: typer.echo(text, err=True))
+        pushed = pushing.push(output, pushed, lambda text: typer.echo(text, err=True))
     if json_:
-        print_json(done)
+        print_json(pushed)
         return
-    size = sum(done.files.values())
+    size = sum(pushed.files.values())
     verb = "would be pushed" if dry_run else "are"
-    where = f"{'private' if done.private else 'PUBLIC'} dataset {done.repo}"
+    where = f"{'private' if pushed.private else 'PUBLIC'} dataset {pushed.repo}"
     typer.echo(
-        f"{len(done.files)} files, {size / 1e6:.1f} MB, {verb} in the {where}: {shortened_list(list(done.files))}"
+        f"{len(pushed.files)} files, {size / 1e6:.1f} MB, {verb} in the {where}: "
+        f"{shortened_list(list(pushed.files))}"
     )
-    if done.url:
-        typer.echo(done.url)
+    if pushed.url:
+        typer.echo(pushed.url)

@@ -250,7 +250,7 @@ def _grade_officially(
 ) -> None:
     """Grade with SWE-bench's own harness. Exits with 1 if a prediction could not be graded."""
     try:
-        done = run_official(
+        grading = run_official(
             predictions,
             tasks,
             output=settings.output_dir,
@@ -261,17 +261,17 @@ def _grade_officially(
     except KeyboardInterrupt:
         raise interrupted() from None
     if as_json:
-        figures = {"summary": str(done.path), "rows": predictions.rejected.messages, "errors": done.skipped}
-        print_json({**done.summary, **figures})
+        figures = {"summary": str(grading.path), "rows": predictions.rejected.messages, "errors": grading.skipped}
+        print_json({**grading.summary, **figures})
     else:
-        counted = {name: done.summary.get(f"{name}_instances") for name in ("resolved", "unresolved", "error")}
+        counted = {name: grading.summary.get(f"{name}_instances") for name in ("resolved", "unresolved", "error")}
         typer.echo(", ".join(f"{count} {name}" for name, count in counted.items()) + ", says SWE-bench's harness")
-        for id, reason in list(done.skipped.items())[:_MAX_SHOWN_ROWS]:
+        for id, reason in list(grading.skipped.items())[:_MAX_SHOWN_ROWS]:
             typer.echo(visible(f"error: {id}: {reason}"), err=True)
         for message in predictions.rejected.messages:
             typer.echo(visible(f"error: {message}"), err=True)
-        typer.echo(f"summary: {done.path}")
-    if done.skipped or predictions.rejected.count or done.summary.get("error_instances"):
+        typer.echo(f"summary: {grading.path}")
+    if grading.skipped or predictions.rejected.count or grading.summary.get("error_instances"):
         raise typer.Exit(1)
 
 
@@ -374,12 +374,12 @@ class _GradeProgress:
         self._line = ProgressLine()
 
     def __call__(self, grading: GradingProgress) -> None:
-        done, statuses = len(grading.outcomes), Counter(outcome.status for outcome in grading.outcomes.values())
-        line = f"{done}/{grading.total} graded · {statuses['resolved']} resolved · {statuses['error']} errors"
-        if fresh := done - grading.reused:
-            line += f" · {time_left((time.monotonic() - self._started) / fresh * (grading.total - done))}"
+        graded, statuses = len(grading.outcomes), Counter(outcome.status for outcome in grading.outcomes.values())
+        line = f"{graded}/{grading.total} graded · {statuses['resolved']} resolved · {statuses['error']} errors"
+        if fresh := graded - grading.reused:
+            line += f" · {time_left((time.monotonic() - self._started) / fresh * (grading.total - graded))}"
         self._line.show(line)
-        if done == grading.total:
+        if graded == grading.total:
             self._line.end()
 
 

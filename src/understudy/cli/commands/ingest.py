@@ -110,7 +110,7 @@ def ingest(
     from understudy.ingest.formats.base import timestamp_seconds
     from understudy.ingest.formats.registry import format_named
     from understudy.ingest.found_logs import count_states, find_logs
-    from understudy.ingest.log_files import MOST_ERRORS
+    from understudy.ingest.log_files import MAX_ERRORS
 
     dry_run, verify = count_only is True, count_only is False
     if verify and (output is not None or directory is not None or redact):
@@ -126,12 +126,12 @@ def ingest(
         from understudy.ingest.state_files import require_pyarrow
 
         require_pyarrow(output)
-    begin = timestamp_seconds(since)
-    if since is not None and begin is None:
+    since_s = timestamp_seconds(since)
+    if since is not None and since_s is None:
         raise ConfigError(
             f"--since: invalid date {since!r}; give a date or time such as 2026-11-21 or 2026-11-21T09:30"
         )
-    selection = StateSelection(begin, project, min_turns, all_roles)
+    selection = StateSelection(since_s, project, min_turns, all_roles)
     log_format = None if format is None else format_named(format)
     if not paths:
         paths = [_projects(os.environ)]
@@ -140,9 +140,9 @@ def ingest(
     interrupt_on_termination()
     progress_line = ProgressLine()
 
-    def progress(at: IngestProgress) -> None:
-        text = f"read {at.read} of {at.total} files, {at.written / 1e6:.0f} MB written"
-        progress_line.show(text if at.total else f"looking for logs: {at.files} files")
+    def progress(state: IngestProgress) -> None:
+        text = f"read {state.read} of {state.total} files, {state.written / 1e6:.0f} MB written"
+        progress_line.show(text if state.total else f"looking for logs: {state.files} files")
 
     if dry_run or verify:
         output = directory = None
@@ -165,7 +165,7 @@ def ingest(
                 logs.batches, lambda read: progress_line.show(f"checked {read} of {logs.files} files")
             )
             progress_line.end(keep=False)
-            report.errors = [*logs.errors, *report.errors][:MOST_ERRORS]
+            report.errors = [*logs.errors, *report.errors][:MAX_ERRORS]
             _print_report(report, json_)
             return
         if output is not None:

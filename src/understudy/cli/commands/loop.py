@@ -220,8 +220,10 @@ async def _estimate(settings: LoopSettings) -> LoopEstimate:
     finally:
         await sandboxes.aclose()
     schedule = settings.schedule
-    every = schedule.eval_every
-    evaluations = len({0, schedule.steps, *(range(every, schedule.steps, every) if every else ())})
+    steps_between = schedule.eval_every
+    evaluations = len(
+        {0, schedule.steps, *(range(steps_between, schedule.steps, steps_between) if steps_between else ())}
+    )
     count = schedule.steps * schedule.groups * schedule.samples
     count += evaluations * len(held_out) * schedule.eval_samples
     rollouts = estimate(measure(directories), count, settings.runtime.concurrency, None)

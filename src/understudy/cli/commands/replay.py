@@ -151,19 +151,19 @@ def _print_estimate(
             typer.echo(f"tools of {number} states are not in their logs: {how}", err=err)
     if without_tools := selected.tools["none"]:
         typer.echo(f"{without_tools} states are without tools", err=err)
-    for why, n in selected.left_out.most_common():
-        typer.echo(f"left out: {n} states {_LEFT_OUT_REASONS.get(why, why)}", err=err)
+    for reason, n in selected.left_out.most_common():
+        typer.echo(f"left out: {n} states {_LEFT_OUT_REASONS.get(reason, reason)}", err=err)
     for name, reasons in selected.not_asked.items():
-        for why, n in reasons.most_common():
-            typer.echo(f"{name} is not asked about {n} states {_NOT_ASKED_REASONS.get(why, why)}", err=err)
+        for reason, n in reasons.most_common():
+            typer.echo(f"{name} is not asked about {n} states {_NOT_ASKED_REASONS.get(reason, reason)}", err=err)
     for name, share in shares.items():
-        left = share.asks - share.done
-        done = f" ({share.done} of {share.asks} done)" if share.done else ""
+        asks_left = share.asks - share.done
+        done_note = f" ({share.done} of {share.asks} done)" if share.done else ""
         tokens = f"about {short(share.prompt_tokens)}+{short(share.completion_tokens)} tokens"
         usd = "no price" if share.likely_usd is None else f"about {_dollars(share.likely_usd)}"
         worst = "" if share.worst_usd is None else f", at the most {_dollars(share.worst_usd)}"
-        cost = "" if left == 0 else f", {tokens}, {usd}{worst}"
-        typer.echo(f"{name}: {left} asks{done}{cost}", err=err)
+        cost = "" if asks_left == 0 else f", {tokens}, {usd}{worst}"
+        typer.echo(f"{name}: {asks_left} asks{done_note}{cost}", err=err)
     priced = [share for share in shares.values() if share.likely_usd is not None]
     if len(priced) > 1:
         likely, worst_of_all = (
@@ -204,8 +204,8 @@ def _tally_text(tally: AskCounts) -> str:
 
 
 def _print_warnings(name: str, tally: AskCounts) -> None:
-    for why, n in Counter(tally.failure_messages).most_common(3):
-        typer.echo(visible(f"{name}: {n} failed: {why}"), err=True)
+    for message, n in Counter(tally.failure_messages).most_common(3):
+        typer.echo(visible(f"{name}: {n} failed: {message}"), err=True)
     if tally.dismissed:
         typer.echo(visible(f"{name} was not asked further: {tally.dismissed[:500]}"), err=True)
     if tally.overruns:

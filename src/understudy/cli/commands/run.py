@@ -192,13 +192,13 @@ def _settings_of(
     Earlier runs have already spent part of the common cost limit. Raises ConfigError if nothing is left.
     """
     if settings.max_cost_usd is not None:
-        left = settings.max_cost_usd - spent_usd
-        if left <= 0:
+        budget_left_usd = settings.max_cost_usd - spent_usd
+        if budget_left_usd <= 0:
             raise ConfigError(
                 f"--max-cost: the runs of other agents have spent {spent_usd:.4f} US dollars, so no budget is "
                 f"left for {config.agent}; run the same command again with a higher --max-cost"
             )
-        settings = msgspec.structs.replace(settings, max_cost_usd=left)
+        settings = msgspec.structs.replace(settings, max_cost_usd=budget_left_usd)
     if settings.output_dir is None or len(configs) == 1:
         return settings
     return msgspec.structs.replace(

@@ -31,18 +31,19 @@ _Kind = Annotated[
 def list_sandboxes(sandbox: _Kind, json_: Json = False) -> None:
     """Show the open sandboxes, oldest first: their run and attempt, since when, and until when."""
     kind = _remote(sandbox)
-    open_ones = asyncio.run(kind.sandboxes())
+    open_sandboxes = asyncio.run(kind.sandboxes())
     if json_:
-        print_json(open_ones)
+        print_json(open_sandboxes)
         return
     now = time.time()
-    for open_sandbox in open_ones:
+    for open_sandbox in open_sandboxes:
         labels = " ".join(f"{name}={value}" for name, value in sorted(open_sandbox.labels.items()))
-        left = open_sandbox.deadline - now
+        seconds_left = open_sandbox.deadline - now
         typer.echo(
-            f"{open_sandbox.id}  open for {now - open_sandbox.opened:.0f} s, {left:.0f} s left  {labels}".rstrip()
+            f"{open_sandbox.id}  open for {now - open_sandbox.opened:.0f} s, "
+            f"{seconds_left:.0f} s left  {labels}".rstrip()
         )
-    typer.echo(f"{len(open_ones)} open", err=True)
+    typer.echo(f"{len(open_sandboxes)} open", err=True)
 
 
 @app.command("reap")

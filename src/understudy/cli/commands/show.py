@@ -236,13 +236,13 @@ def _list(store: Store, as_json: bool) -> None:
     for rollout in store.runs.rollouts():
         attempts = store.runs.attempts(rollout.id)
         verdicts = [store.runs.verdict(attempt.id) for attempt in attempts]
-        last = next((verdict for verdict in reversed(verdicts) if verdict is not None), None)
+        latest_verdict = next((verdict for verdict in reversed(verdicts) if verdict is not None), None)
         rollouts.append(
             {
                 **msgspec.to_builtins(rollout),
                 "attempts": len(attempts),
-                "reward": None if last is None else last.reward,
-                "integrity": None if last is None else last.integrity.status,
+                "reward": None if latest_verdict is None else latest_verdict.reward,
+                "integrity": None if latest_verdict is None else latest_verdict.integrity.status,
                 "findings": sum(len(attempt.findings) for attempt in attempts),
             }
         )

@@ -97,7 +97,7 @@ def states(
 
     if by is not None:
         with Store.open(parse_location(directory), create=False) as store:
-            _counts(store.sessions, by, where, text, json_)
+            _print_counts(store.sessions, by, where, text, json_)
         return
     redactor = None if unredacted or not (json_ or output or text) else Redactor.from_user_key()
     with Store.open(parse_location(directory), create=False) as store:
@@ -105,19 +105,19 @@ def states(
         chosen: str | TurnSelection | None = where
         matches: dict[str, TextMatch] = {}
         if text is not None:
-            matches = _matching(sessions, text, where, limit, seed, redactor)
+            matches = _states_with_words(sessions, text, where, limit, seed, redactor)
             chosen = sessions.sample(lambda row: row["state_id"] in matches, (), where, len(matches), seed)
         if output is not None:
-            _write(sessions, output, chosen, limit, seed, redactor)
+            _write_file(sessions, output, chosen, limit, seed, redactor)
         elif json_:
-            _print(sessions, chosen, limit, seed, redactor, matches)
+            _print_json_lines(sessions, chosen, limit, seed, redactor, matches)
         elif text is not None:
-            _match_table(sessions, matches, where, limit)
+            _print_table_of_matches(sessions, matches, where, limit)
         else:
-            _table(sessions, where, limit, seed)
+            _print_table_of_states(sessions, where, limit, seed)
 
 
-def _matching(
+def _states_with_words(
     sessions: SessionRepository,
     text: str,
     where: str | None,
@@ -136,7 +136,7 @@ def _matching(
     return {state_id: match for state_id, match in matches.items() if state_id in sampled}
 
 
-def _match_table(
+def _print_table_of_matches(
     sessions: SessionRepository, matches: dict[str, TextMatch], where: str | None, limit: int | None
 ) -> None:
     names = ("state_id", "model", "project")
@@ -153,7 +153,7 @@ def _decoded(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _write(
+def _write_file(
     sessions: SessionRepository,
     output: Path,
     where: str | TurnSelection | None,
@@ -174,7 +174,7 @@ def _write(
         typer.echo(f"redacted: {counts or 'nothing was found'}; the list of replacements is in {report}", err=True)
 
 
-def _print(
+def _print_json_lines(
     sessions: SessionRepository,
     where: str | TurnSelection | None,
     limit: int | None,
@@ -191,7 +191,7 @@ def _print(
     stream.flush()
 
 
-def _table(sessions: SessionRepository, where: str | None, limit: int | None, seed: int) -> None:
+def _print_table_of_states(sessions: SessionRepository, where: str | None, limit: int | None, seed: int) -> None:
     from understudy.cli.session_page import signal_text
 
     rows: list[tuple[Any, ...]] = []
@@ -209,7 +209,9 @@ def _table(sessions: SessionRepository, where: str | None, limit: int | None, se
     typer.echo(f"{count_text}{turns} states of {traces} conversations")
 
 
-def _counts(sessions: SessionRepository, by: str, where: str | None, text: str | None, as_json: bool) -> None:
+def _print_counts(
+    sessions: SessionRepository, by: str, where: str | None, text: str | None, as_json: bool
+) -> None:
     counted_rows = sessions.count_by(by, where)
     if text is not None:
         from understudy.ingest.text_search import search_texts

@@ -34,7 +34,7 @@ app = command_group("Make tasks, and check those you have.")
 _Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Number of sandboxes at a time [default: CPUs].")
 ]
-_MOST_REASONS = 5
+_MAX_REASONS = 5
 _FUNCTIONS = "functions"
 
 
@@ -162,9 +162,9 @@ def make_tasks(
     refused = validated.refused
     # Many commits of a history are unsuitable as tasks, but a bug that we injected must make a valid task.
     if refused and (repo is None or not validated.accepted):
-        reasons = "; ".join(f"{task}: {reason}" for task, reason in list(refused.items())[:_MOST_REASONS])
-        if len(refused) > _MOST_REASONS:
-            reasons += f"; and {len(refused) - _MOST_REASONS} more"
+        reasons = "; ".join(f"{task}: {reason}" for task, reason in list(refused.items())[:_MAX_REASONS])
+        if len(refused) > _MAX_REASONS:
+            reasons += f"; and {len(refused) - _MAX_REASONS} more"
         remedy = "try another --seed" if repo is None else "give its tests' requirements with --requirements"
         if not path.exists():  # trees of an earlier file with this name are needed
             shutil.rmtree(trees, ignore_errors=True)

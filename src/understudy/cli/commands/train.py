@@ -449,7 +449,7 @@ class StepProgress:
     def __call__(self, step: int, of: int, numbers: dict[str, float]) -> None:
         """Show a step."""
         figures = [f"{name} {numbers[name]:.4g}" for name in ("reward", "loss", "grad_norm") if name in numbers]
-        part = step * 20 // max(of, 1)
+        twentieth = step * 20 // max(of, 1)
         text = " · ".join([f"{self._name}: step {step} of {of}", *figures])
-        self._line.show(text, at_once=step == of or part > self._reported)
-        self._reported = part
+        self._line.show(text, at_once=step == of or twentieth > self._reported)
+        self._reported = twentieth

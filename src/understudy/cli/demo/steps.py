@@ -39,12 +39,13 @@ class DemoSteps:
     def _run(self, *arguments: str | Path) -> str:
         texts = [str(argument) for argument in arguments]
         typer.echo(f"\n$ understudy {shlex.join(texts)}")
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "understudy", *texts], stdout=subprocess.PIPE, text=True, check=False
         )
-        if done.returncode != 0:
+        if completed.returncode != 0:
             raise ConfigError(
-                f"the command above ended with exit code {done.returncode}, expected 0; correct what its message "
-                f"reports, then run the same demo again, which continues from here\n{done.stdout}".rstrip()
+                f"the command above ended with exit code {completed.returncode}, expected 0; correct what its "
+                "message reports, then run the same demo again, which continues from here\n"
+                f"{completed.stdout}".rstrip()
             )
-        return done.stdout
+        return completed.stdout

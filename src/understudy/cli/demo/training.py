@@ -103,7 +103,7 @@ def run_training(directory: Path, model: str, *, seed: int, size: DemoSize) -> b
     train, held_out = demo.tasks("train", size.tasks), demo.tasks("held-out", size.held_out_tasks)
 
     weights = ("--weights", model, *settings.run_options, *EVALUATION)
-    points = {"untrained": demo.rollouts("1-untrained", held_out, *weights)}
+    evaluated_runs = {"untrained": demo.rollouts("1-untrained", held_out, *weights)}
 
     teacher = demo.rollouts("2-teacher", train, "--policy", "terse")
     dataset = directory / "lessons"
@@ -111,26 +111,28 @@ def run_training(directory: Path, model: str, *, seed: int, size: DemoSize) -> b
         demo.command("export", "trl-sft", teacher, "--output", dataset, "--solved-only")
     student = demo.imitate("sft", dataset, *settings.sft)
     weights = ("--weights", student, *settings.run_options, *EVALUATION)
-    points["after SFT"] = demo.rollouts("3-sft", held_out, *weights)
+    evaluated_runs["after SFT"] = demo.rollouts("3-sft", held_out, *weights)
 
     pages = [directory / "demo.html"]
     if size.steps:
-        beginner = student if settings.weak_sft is None else demo.imitate("beginner", dataset, *settings.weak_sft)
+        weaker_student = (
+            student if settings.weak_sft is None else demo.imitate("beginner", dataset, *settings.weak_sft)
+        )
         loop = directory / "4-loop"
         demo.command(
-            *("train", "loop", beginner, "--tasks", train, "--eval-tasks", held_out),
+            *("train", "loop", weaker_student, "--tasks", train, "--eval-tasks", held_out),
             *("--steps", str(size.steps), "--groups", str(size.groups), "--samples", str(size.samples)),
             *(*settings.grpo, *settings.run_options, "--eval-temperature", _EVALUATION_TEMPERATURE),
             *(*demo.agent, *demo.seed, "--output-dir", loop),
         )
         demo.command("report", loop, "--png")
         pages.append(loop / "report.html")
-        points["before GRPO"] = loop / "evaluations" / "step-0000"
-        points["after GRPO"] = loop / "evaluations" / f"step-{size.steps:04}"
+        evaluated_runs["before GRPO"] = loop / "evaluations" / "step-0000"
+        evaluated_runs["after GRPO"] = loop / "evaluations" / f"step-{size.steps:04}"
 
-    labels = [word for label in points for word in ("--label", label)]
-    report = demo.command("report", *points.values(), *labels, "--png", "--output", pages[0])
-    rates = dict(zip(points, (point["solve_rate"] for point in report["points"]), strict=True))
+    labels = [word for label in evaluated_runs for word in ("--label", label)]
+    report = demo.command("report", *evaluated_runs.values(), *labels, "--png", "--output", pages[0])
+    rates = dict(zip(evaluated_runs, (point["solve_rate"] for point in report["points"]), strict=True))
     for label, rate in rates.items():
         demo.say(f"{label:12} {rate['estimate']:.2f} ({rate['low']:.2f} to {rate['high']:.2f})")
     demo.say(f"the pages: {', '.join(map(str, pages))}; `understudy view {directory}` shows every rollout")

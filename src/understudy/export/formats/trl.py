@@ -126,13 +126,13 @@ def export_sft(
     """
     form: SftForm = "completion" if exact or unit == "turn" else "messages"
     columns = SFT_COLUMNS[form] | tools_columns(corpus)
-    with ExportWriter(corpus, output, "trl-sft", report, columns=columns) as writing:
+    with ExportWriter(corpus, output, "trl-sft", report, columns=columns) as writer:
         for example in corpus.examples(unit):
             if form == "completion":
                 corpus.count_row_lengths(example, [last for _, last in trained_ranges(example)])
             for row in sft_rows(example, form):
-                writing.add(example.group, row)
-        return writing.finish(_SFT_ABOUT[form], _SFT_LOAD)
+                writer.add(example.group, row)
+        return writer.finish(_SFT_ABOUT[form], _SFT_LOAD)
 
 
 @exporter(FormatTraits(origins=("rollouts",), chooses_thinking=False, clients=True))
@@ -145,18 +145,18 @@ def export_tokens(corpus: Corpus, output: Path, *, report: ProgressCallback = no
     of_clients = bool(corpus.selection.clients)
     has_groups = not of_clients and bool(corpus.shared_tasks)
     columns = TOKEN_COLUMNS | ({"group": _TEXT} if has_groups or of_clients else {})
-    with ExportWriter(corpus, output, "trl-tokens", report, columns=columns) as writing:
+    with ExportWriter(corpus, output, "trl-tokens", report, columns=columns) as writer:
         for item, sample in corpus.client_samples() if of_clients else corpus.samples():
             origin = corpus.task_origin(item)
             if any(sample.segment.target_mask):
                 group = origin.group if isinstance(item, ClientSession) else corpus.group_name(item)
                 # Only keys that are columns are written.
-                writing.add(origin.group, token_row(item, sample) | {"group": group})
+                writer.add(origin.group, token_row(item, sample) | {"group": group})
             else:
                 corpus.counts.count(origin_name(item), origin.source, origin.licence, None, -1)
                 corpus.counts.left_out[INVALID_CALLS] += 1
         notes = (_GROUP_NOTE,) if has_groups else ()
-        return writing.finish(_TOKENS_ABOUT, _load("SFT"), notes=notes)
+        return writer.finish(_TOKENS_ABOUT, _load("SFT"), notes=notes)
 
 
 @exporter(FormatTraits(chooses_solved=False))
@@ -166,10 +166,10 @@ def export_dpo(corpus: Corpus, output: Path, *, report: ProgressCallback = no_pr
     Raises ConfigError if there is nothing to write, or it cannot be written.
     """
     columns = DPO_COLUMNS | tools_columns(corpus)
-    with ExportWriter(corpus, output, "trl-dpo", report, columns=columns) as writing:
+    with ExportWriter(corpus, output, "trl-dpo", report, columns=columns) as writer:
         for pair in corpus.pairs():
-            writing.add(pair.group, dpo_row(pair))
-        return writing.finish(_DPO_ABOUT, _load("DPO"))
+            writer.add(pair.group, dpo_row(pair))
+        return writer.finish(_DPO_ABOUT, _load("DPO"))
 
 
 @exporter(FormatTraits(chooses_solved=False, cuts=True))
@@ -180,7 +180,7 @@ def export_kto(corpus: Corpus, output: Path, *, report: ProgressCallback = no_pr
     """
     labels: Counter[bool] = Counter()
     columns = KTO_COLUMNS | tools_columns(corpus)
-    with ExportWriter(corpus, output, "trl-kto", report, columns=columns) as writing:
+    with ExportWriter(corpus, output, "trl-kto", report, columns=columns) as writer:
         for example in corpus.examples("turn"):
             if example.desirable is None:
                 corpus.counts.leave_out(example, "turns of which nothing tells whether they were good")
@@ -188,9 +188,9 @@ def export_kto(corpus: Corpus, output: Path, *, report: ProgressCallback = no_pr
             labels[example.desirable] += 1
             messages = message_rows(example.messages)
             row = {"prompt": messages[:-1], "completion": messages[-1:], "label": example.desirable}
-            writing.add(example.group, row | _example_fields(example))
+            writer.add(example.group, row | _example_fields(example))
         note = f"{labels[True]} rows are desirable, {labels[False]} are not."
-        return writing.finish(_KTO_ABOUT, _load("KTO"), notes=(note,))
+        return writer.finish(_KTO_ABOUT, _load("KTO"), notes=(note,))
 
 
 # --- Rows ---------------------------------------------------------------------------------------------------

@@ -269,7 +269,7 @@ def with_model_name(body: bytes, model: str) -> bytes:
     if (position := _find_model_value(body)) is not None:
         start, end = position
         return b"".join((body[:start], json.dumps(model).encode(), body[end:]))
-    name, parts, done = json.dumps(model), list[str](), 0
+    name, parts, copied_end = json.dumps(model), list[str](), 0
     read = json.JSONDecoder().raw_decode
     try:
         text = body.decode()
@@ -279,11 +279,11 @@ def with_model_name(body: bytes, model: str) -> bytes:
             start = _skip_whitespace(text, _skip_whitespace(text, end) + 1)
             _, end = read(text, start)
             if key == "model":
-                parts += (text[done:start], name)
-                done = end
+                parts += (text[copied_end:start], name)
+                copied_end = end
             position = _skip_whitespace(text, end) + 1
             if text[position - 1] == "}":
-                return "".join((*parts, text[done:])).encode()
+                return "".join((*parts, text[copied_end:])).encode()
     except RecursionError as error:
         raise too_deep() from error
     except (ValueError, IndexError) as error:

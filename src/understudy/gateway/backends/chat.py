@@ -195,8 +195,8 @@ def _renamed(message: dict[str, Any], old: str, new: str | None) -> dict[str, An
     """Return a message with one key renamed, or removed."""
     if old not in message:
         return message
-    rest = {key: value for key, value in message.items() if key != old}
-    return rest if new is None else rest | {new: message[old]}
+    other_fields = {key: value for key, value in message.items() if key != old}
+    return other_fields if new is None else other_fields | {new: message[old]}
 
 
 # --- self-hosted servers, which also return token ids and logprobs ----------------------------------------

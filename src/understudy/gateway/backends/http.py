@@ -32,7 +32,7 @@ EVENT_LIMIT = 64 << 20
 
 _LINE_END = rb"(?:\r\n|\n|\r(?!\n))"
 _BLANK_LINE = re.compile(_LINE_END + rb"{2}")
-_LONGEST_BLANK_LINE = 4
+_MAX_BLANK_LINE_BYTES = 4
 
 
 class ServerSentEvent(Struct, frozen=True, gc=False):
@@ -61,7 +61,7 @@ class EventSplitter:
                 return [event]
             if events := _whole_events(piece):
                 return events
-        searched = max(len(self._buffer) - _LONGEST_BLANK_LINE, 0)
+        searched = max(len(self._buffer) - _MAX_BLANK_LINE_BYTES, 0)
         self._buffer += piece
         self._returns = self._returns or b"\r" in piece
         events = self._cut(searched) if self._returns else self._split(searched)
@@ -79,12 +79,12 @@ class EventSplitter:
     def _split(self, start: int) -> list[ServerSentEvent]:
         """Split a stream without carriage returns, which most servers never send."""
         # Searching for one byte is several times as fast as searching for two.
-        at = self._buffer.find(b"\n", start)
-        while at >= 0 and not self._buffer.startswith(b"\n", at + 1):
-            at = self._buffer.find(b"\n", at + 1)
-        if at < 0:
+        newline = self._buffer.find(b"\n", start)
+        while newline >= 0 and not self._buffer.startswith(b"\n", newline + 1):
+            newline = self._buffer.find(b"\n", newline + 1)
+        if newline < 0:
             return []
-        *lines, rest = bytes(self._buffer).split(b"\n")
+        *lines, unfinished_line = bytes(self._buffer).split(b"\n")
         events: list[ServerSentEvent] = []
         event_lines: list[bytes] = []
         for line in lines:
@@ -93,17 +93,17 @@ class EventSplitter:
             else:
                 events.append(_plain_event(event_lines))
                 event_lines = []
-        self._buffer = bytearray(b"\n".join((*event_lines, rest)))
+        self._buffer = bytearray(b"\n".join((*event_lines, unfinished_line)))
         return events
 
     def _cut(self, start: int) -> list[ServerSentEvent]:
         """Split a stream whose lines may end in any way."""
         events: list[ServerSentEvent] = []
-        done = 0
-        while blank := _BLANK_LINE.search(self._buffer, max(start, done)):
-            events.append(_event(bytes(self._buffer[done : blank.end()])))
-            done = blank.end()
-        del self._buffer[:done]
+        consumed = 0
+        while blank := _BLANK_LINE.search(self._buffer, max(start, consumed)):
+            events.append(_event(bytes(self._buffer[consumed : blank.end()])))
+            consumed = blank.end()
+        del self._buffer[:consumed]
         return events
 
 
@@ -136,12 +136,12 @@ def _whole_events(piece: bytes) -> list[ServerSentEvent]:
 
 def _plain_event(lines: list[bytes]) -> ServerSentEvent:
     """Make an event from its lines, which contain no carriage return."""
-    first, last = lines[0], lines[-1]
-    if last.startswith(b"data: "):
+    first_line, last_line = lines[0], lines[-1]
+    if last_line.startswith(b"data: "):
         if len(lines) == 1:
-            return ServerSentEvent(b"", last[6:], last + b"\n\n")
-        if len(lines) == 2 and first.startswith(b"event: "):
-            return ServerSentEvent(first[7:], last[6:], b"%b\n%b\n\n" % (first, last))
+            return ServerSentEvent(b"", last_line[6:], last_line + b"\n\n")
+        if len(lines) == 2 and first_line.startswith(b"event: "):
+            return ServerSentEvent(first_line[7:], last_line[6:], b"%b\n%b\n\n" % (first_line, last_line))
     return _event(b"\n".join((*lines, b"", b"")))
 
 
@@ -175,7 +175,7 @@ RESPONSES_LIMIT = 512 << 20
 ERROR_LIMIT = 1 << 20
 """The largest error response that is read; REFUSAL_LIMIT bytes of it are kept."""
 REFUSAL_LIMIT = 64 << 10
-RETRY_AFTER_MOST_S = 86400.0
+MAX_RETRY_AFTER_S = 86400.0
 REASON_LIMIT = 4000
 """The limit of an error response's message, in characters."""
 
@@ -498,16 +498,16 @@ def _reason(body: bytes) -> str:
 def retry_after_s(value: str | None, now: float | None = None) -> float | None:
     """Parse a Retry-After header (a number of seconds or a date) into seconds from now (`now` in Unix seconds).
 
-    Returns None if it is neither. The result is between 0 and RETRY_AFTER_MOST_S.
+    Returns None if it is neither. The result is between 0 and MAX_RETRY_AFTER_S.
     """
     if value is None:
         return None
     if re.fullmatch(r"[+-]?(\d+(\.\d*)?|\.\d+)", value := value.strip()):
-        return min(max(float(value), 0.0), RETRY_AFTER_MOST_S)
+        return min(max(float(value), 0.0), MAX_RETRY_AFTER_S)
     try:
         date = parsedate_to_datetime(value)
     except (ValueError, OverflowError):
         return None
     if date.tzinfo is None:
         date = date.replace(tzinfo=UTC)  # an HTTP date is always in GMT
-    return min(max(date.timestamp() - (time.time() if now is None else now), 0.0), RETRY_AFTER_MOST_S)
+    return min(max(date.timestamp() - (time.time() if now is None else now), 0.0), MAX_RETRY_AFTER_S)

@@ -400,9 +400,9 @@ class ServerConnection(asyncio.Protocol):
     def _check_time(self) -> None:
         """Check both time limits with one timer, which on expiry looks whether anything arrived meanwhile."""
         now = self._loop.time()
-        left = min(self._ends_at, self._heard + self._stall_s) - now
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._check_time)
+        seconds_left = min(self._ends_at, self._heard + self._stall_s) - now
+        if seconds_left > 0:
+            self._timer = self._loop.call_later(seconds_left, self._check_time)
         else:
             late = (
                 f"the response was not complete within {self._total_s:g} s"

@@ -60,18 +60,18 @@ async def _turn_mismatch(
 
     Raises BackendError if the template cannot render it.
     """
-    habits = await suffixes.habits(setting)
+    traits = await suffixes.traits(setting)
     before = await suffixes.render([USER], setting, generation_prompt=False)
     after = await suffixes.render([USER, echo], setting, generation_prompt=False)
     rendered = after[len(before) :]
-    sampled = [*habits.opening, *node.sampled[: len(node.sampled) - suffix.ended], *habits.close]
+    sampled = [*traits.opening, *node.sampled[: len(node.sampled) - suffix.ended], *traits.close]
     if after[: len(before)] == before and rendered == sampled:
         return None
     if not suffix.ended:
         return "truncated turn"
     if [call.arguments for call in node.tool_calls] != _arguments(echo):
         return "tool arguments"
-    if node.reasoned and not (habits.shows_thinking and echo.get("reasoning")):
+    if node.reasoned and not (traits.shows_thinking and echo.get("reasoning")):
         return "thinking stripped"
     return _textual(await codec.decode(sampled), await codec.decode(rendered))
 
@@ -306,9 +306,9 @@ class ExactBackend:
         text = await self._codec.decode(sampled.ids)
         if sampled.stop is not None and sampled.stop in text:
             text = text[: text.rindex(sampled.stop)]
-        habits = await self._suffixes.habits(call.setting)
+        traits = await self._suffixes.traits(call.setting)
         tools = () if call.request.tool_choice == "none" else call.request.tools
-        return self._format.parse(text, tools, thinking_open=habits.thinking_open)
+        return self._format.parse(text, tools, thinking_open=traits.thinking_open)
 
     # --- memory -----------------------------------------------------------------------------------------
 

@@ -169,10 +169,10 @@ def _text(content: str | list[dict[str, Any]] | None) -> str:
     """
     if content is None or isinstance(content, str):
         return content or ""
-    other = [part.get("type") for part in content if part.get("type") not in ("text", "image_url")]
-    if other:
+    unsupported_types = [part.get("type") for part in content if part.get("type") not in ("text", "image_url")]
+    if unsupported_types:
         raise BackendError(
-            f'unsupported content of type {other[0]!r}: with tokens = "exact" a model gets text only; '
+            f'unsupported content of type {unsupported_types[0]!r}: with tokens = "exact" a model gets text only; '
             'set tokens = "observe" for this model',
             status=400,
         )

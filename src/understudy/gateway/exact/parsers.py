@@ -67,9 +67,9 @@ class CompletionFormat(Struct, frozen=True):
         # A server stops at the first end token. Any other one in the text is a look-alike that the model wrote.
         end = next((end for end in self.turn_ends if text.endswith(end)), "")
         text = text.removesuffix(end)
-        reasoning, rest = _split_thinking(text, thinking_open)
-        if rest is not None:
-            return _assemble(rest, self.find_calls(rest, tools) if tools else [], reasoning)
+        reasoning, after_thinking = _split_thinking(text, thinking_open)
+        if after_thinking is not None:
+            return _assemble(after_thinking, self.find_calls(after_thinking, tools) if tools else [], reasoning)
         assert reasoning is not None
         matches = _trailing(reasoning, self.find_calls(reasoning, tools) if tools else [])
         calls = tuple(match.call for match in matches)
@@ -98,8 +98,8 @@ def _split_thinking(text: str, is_open: bool) -> tuple[str | None, str | None]:
         is_open = False
     if doubled := _DOUBLED.match(text, position):
         position = doubled.end()
-    rest = text[position:].lstrip("\n") if position else text
-    return "\n".join(thoughts) if thoughts else None, rest
+    after_thinking = text[position:].lstrip("\n") if position else text
+    return "\n".join(thoughts) if thoughts else None, after_thinking
 
 
 def _trailing(text: str, matches: list[CallMatch]) -> list[CallMatch]:

@@ -40,7 +40,7 @@ class TemplateSettings(Struct, frozen=True):
     tools: bool
 
 
-class TemplateHabits(Struct, frozen=True):
+class TemplateTraits(Struct, frozen=True):
     """How a template writes an assistant's turn. `opening` is the generation prompt, `close` what ends the turn.
 
     `markers` are tokens that end a turn because they begin the next one, as with GLM. `shows_thinking`: the last
@@ -76,14 +76,14 @@ class TurnSuffixes:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._habits: dict[bytes, asyncio.Future[TemplateHabits]] = {}
+        self._traits: dict[bytes, asyncio.Future[TemplateTraits]] = {}
 
-    async def habits(self, setting: TemplateSettings) -> TemplateHabits:
+    async def traits(self, setting: TemplateSettings) -> TemplateTraits:
         """Return how the template writes turns, determined once. Raises BackendError if it cannot be rendered."""
         key = msgspec.json.encode(setting, order="deterministic")
-        learning = self._habits.get(key)
+        learning = self._traits.get(key)
         if learning is None or (learning.done() and (learning.cancelled() or learning.exception())):
-            learning = self._habits[key] = asyncio.ensure_future(self._learn(setting))
+            learning = self._traits[key] = asyncio.ensure_future(self._learn(setting))
         return await asyncio.shield(learning)
 
     async def after(
@@ -102,36 +102,36 @@ class TurnSuffixes:
         template changes earlier turns (for example drops their thinking), and BackendError if it cannot be
         rendered.
         """
-        habits = await self.habits(setting)
-        if habits.repeats_tools:
+        traits = await self.traits(setting)
+        if traits.repeats_tools:
             raise HistoryRewritten("template")
-        if thought and not habits.shows_thinking and any(message["role"] == "user" for message in new):
+        if thought and not traits.shows_thinking and any(message["role"] == "user" for message in new):
             raise HistoryRewritten("thinking stripped")
         turn = _assistant("0", tool_calls) | {"reasoning": "0"}
         before, after = await asyncio.gather(
             self.render([USER, turn], setting, generation_prompt=False), self.render([USER, turn, *new], setting)
         )
-        close = list(habits.close)
+        close = list(traits.close)
         if after[: len(before)] == before and before[len(before) - len(close) :] == close:
-            return _suffix_after(ids, habits, after[len(before) :])
+            return _suffix_after(ids, traits, after[len(before) :])
         if thought:
             raise HistoryRewritten("thinking stripped")
-        return _suffix_after(ids, habits, await self._difference(tool_calls, new, close, setting))
+        return _suffix_after(ids, traits, await self._difference(tool_calls, new, close, setting))
 
     async def _difference(
         self, tool_calls: Calls, new: Sequence[Turn], close: list[int], setting: TemplateSettings
     ) -> list[int]:
         """Return what `new` adds, for templates that write the last turn differently from earlier ones."""
         turns = [_assistant(text, tool_calls) for text in "01"]
-        last = [await self.render([USER, turn], setting, generation_prompt=False) for turn in turns]
-        more = [await self.render([USER, turn, *new], setting) for turn in turns]
-        ending, following = _common_end(*last), _common_end(*more)
+        without_new = [await self.render([USER, turn], setting, generation_prompt=False) for turn in turns]
+        with_new = [await self.render([USER, turn, *new], setting) for turn in turns]
+        ending, following = _common_end(*without_new), _common_end(*with_new)
         if following[: len(ending)] != ending or ending[len(ending) - len(close) :] != close:
             raise HistoryRewritten("template")
         return following[len(ending) :]
 
-    async def _learn(self, setting: TemplateSettings) -> TemplateHabits:
-        user, opened, bare, other, thinking = await asyncio.gather(
+    async def _learn(self, setting: TemplateSettings) -> TemplateTraits:
+        user, opened, first_answer, second_answer, thinking = await asyncio.gather(
             self.render([USER], setting, generation_prompt=False),
             self.render([USER], setting),
             self.render([USER, _assistant("0")], setting, generation_prompt=False),
@@ -139,14 +139,14 @@ class TurnSuffixes:
             self.render([USER, _assistant("0") | {"reasoning": "0"}], setting, generation_prompt=False),
         )
         opening = opened[len(user) :] if opened[: len(user)] == user else []
-        close = _common_end(bare, other)
+        close = _common_end(first_answer, second_answer)
         following = await self._following(close, setting)
         added = [await self._codec.decode(ids) for ids in following]
-        return TemplateHabits(
+        return TemplateTraits(
             opening=tuple(opening),
             close=tuple(close),
             markers=frozenset() if close else frozenset(ids[0] for ids in following if ids),
-            shows_thinking=bare != thinking,
+            shows_thinking=first_answer != thinking,
             thinking_open=opens_thinking(await self._codec.decode(opening)),
             repeats_tools=any(_TOOL_NAME in text for text in added),
         )
@@ -191,9 +191,9 @@ def _assistant(text: str, tool_calls: Calls = ()) -> dict[str, Any]:
     return turn
 
 
-def _suffix_after(ids: Sequence[int], habits: TemplateHabits, new: list[int]) -> TurnSuffix:
-    close = habits.close
-    if not close and ids and ids[-1] in habits.markers:
+def _suffix_after(ids: Sequence[int], traits: TemplateTraits, new: list[int]) -> TurnSuffix:
+    close = traits.close
+    if not close and ids and ids[-1] in traits.markers:
         # The model sampled the token that begins the next turn; the template may begin it with a different one.
         same = new[:1] == [ids[-1]]
         return TurnSuffix(new[1:] if same else new, ended=1, dropped=0 if same else 1)

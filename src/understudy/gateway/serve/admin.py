@@ -24,7 +24,7 @@ from understudy.gateway.telemetry.metrics import CONTENT_TYPE, GatewayMetrics
 from understudy.util.files import atomic_write
 from understudy.util.text import reason_of
 
-KEY_LENGTH = 16
+MIN_KEY_LENGTH = 16
 """The minimum length of an admin key, in characters."""
 BODY_LIMIT = 10_000
 
@@ -128,10 +128,11 @@ class AdminApp:
     """
 
     def __init__(self, target: AdminTarget, key: str) -> None:
-        if len(key) < KEY_LENGTH:
+        if len(key) < MIN_KEY_LENGTH:
             raise ConfigError(
-                f"{ADMIN_KEY}: admin key too short: expected at least {KEY_LENGTH} characters, got {len(key)}; "
-                "delete the file in the gateway's directory, and restart the gateway, which makes a new key"
+                f"{ADMIN_KEY}: admin key too short: expected at least {MIN_KEY_LENGTH} characters, got "
+                f"{len(key)}; delete the file in the gateway's directory, and restart the gateway, which makes a "
+                "new key"
             )
         self._target = target
         self._key = key.encode()
@@ -258,7 +259,7 @@ def announce(directory: Path, address: GatewayAddress) -> None:
     atomic_write(directory / ADDRESS, msgspec.json.encode(address))
 
 
-_MOST_BYTES = 16 << 20
+_MAX_RESPONSE_BYTES = 16 << 20
 """The largest response of a gateway's admin address that is read."""
 
 
@@ -281,11 +282,12 @@ def rejection(answer: bytes) -> str:
 async def _bounded_text(response: aiohttp.ClientResponse) -> str:
     """Return a response's text. Raises GatewayError if it is too large: a directory may name any address."""
     try:
-        await response.content.readexactly(_MOST_BYTES + 1)
+        await response.content.readexactly(_MAX_RESPONSE_BYTES + 1)
     except asyncio.IncompleteReadError as whole:
         return whole.partial.decode(errors="replace")
     raise GatewayError(
-        f"{response.url} sent more than {_MOST_BYTES >> 20} MiB; check that it is a gateway's admin address"
+        f"{response.url} sent more than {_MAX_RESPONSE_BYTES >> 20} MiB; check that it is a gateway's admin "
+        "address"
     )
 
 

@@ -127,6 +127,6 @@ def _mark_json(signal: str, body: bytes, attempt_id: str) -> bytes:
     for item in export.get(_LISTS[signal], []):
         resource = msgspec.convert(item.get("resource", {}), dict[str, Any])
         attributes = msgspec.convert(resource.get("attributes", []), list[dict[str, Any]])
-        others = [attribute for attribute in attributes if attribute.get("key") != ATTEMPT_ID]
-        item["resource"] = resource | {"attributes": [*others, mark]}
+        other_attributes = [attribute for attribute in attributes if attribute.get("key") != ATTEMPT_ID]
+        item["resource"] = resource | {"attributes": [*other_attributes, mark]}
     return msgspec.json.encode(export)

@@ -119,9 +119,9 @@ def mark(signal: str, body: bytes, attempt_id: str) -> bytes:
         ) from error
     for item in getattr(request, items):
         resource: ResourceMessage = item.resource
-        others = [attribute for attribute in resource.attributes if attribute.key != ATTEMPT_ID]
+        other_attributes = [attribute for attribute in resource.attributes if attribute.key != ATTEMPT_ID]
         del resource.attributes[:]
-        resource.attributes.extend(others)
+        resource.attributes.extend(other_attributes)
         resource.attributes.add(key=ATTEMPT_ID).value.string_value = attempt_id
     return request.SerializeToString()
 

@@ -28,8 +28,8 @@ RESUME_NOT_LOGGED = "resume_not_logged"
 """The note on states that follow parallel calls which a resume may have lost."""
 
 _INTERRUPTED = b"[Request interrupted by user"
-FEWEST_BYTES_PER_TOKEN = 2.5
-MOST_BYTES_PER_TOKEN = 6
+MIN_BYTES_PER_TOKEN = 2.5
+MAX_BYTES_PER_TOKEN = 6
 ADDED_TOKENS = {True: 2000, False: 15_000}
 """The most tokens by which a prompt may differ unlogged: in the same run of the program, or in another one."""
 
@@ -145,9 +145,9 @@ class Continuity:
         if any(map(tree.has_image, prompts)):
             return True
         added_bytes += sum(map(text_bytes, prompts))
-        most_added_tokens = added_bytes / FEWEST_BYTES_PER_TOKEN + ADDED_TOKENS[bool(bytes(prompts[0].todos))]
+        most_added_tokens = added_bytes / MIN_BYTES_PER_TOKEN + ADDED_TOKENS[bool(bytes(prompts[0].todos))]
         added_tokens = usage.prompt_tokens() - usage_before.prompt_tokens()
-        return added_tokens <= most_added_tokens - lost.lost_bytes / MOST_BYTES_PER_TOKEN
+        return added_tokens <= most_added_tokens - lost.lost_bytes / MAX_BYTES_PER_TOKEN
 
     def _lost_on_path(self, nodes: Sequence[TraceNode], tip: int) -> _LostOnPath:
         """Return what a resume would lose of the path to `tip`."""

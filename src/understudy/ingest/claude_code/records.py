@@ -26,7 +26,7 @@ _TOOL_HOOK = re.compile(rb'"hookEvent": ?"(?:Pre|Post)ToolUse')
 _TASK_NOTICE = rb"{\"task_id\""
 
 
-_LONGEST_START_S = 0.2  # the longest time, in seconds, that a command-line prompt waits in the queue
+_MAX_START_S = 0.2  # the longest time, in seconds, that a command-line prompt waits in the queue
 
 
 class QueuedPrompt(Struct):
@@ -64,9 +64,7 @@ class PromptQueue(Struct):
             waited_s = seconds_between(prompt.timestamp, record.timestamp)
             # A prompt from the command line is a string and is dequeued at once. Prompts from a JSON stream are
             # lists, which the log omits; they may come at any time.
-            was_immediate = prompt.record_count == record_count and (
-                waited_s is None or waited_s <= _LONGEST_START_S
-            )
+            was_immediate = prompt.record_count == record_count and (waited_s is None or waited_s <= _MAX_START_S)
             return was_immediate and bool(bytes(prompt.content)) and not prompt.is_notification()
         return False
 
@@ -122,7 +120,7 @@ _RAW_OF_RECORD = (
     "content",
     "todos",
 )
-_MOST_LOOSE_BYTES = 16 << 20
+_MAX_LOOSE_BYTES = 16 << 20
 _READ_BYTES = 1 << 16
 
 
@@ -484,7 +482,7 @@ def _salvage(line: bytes, error: Exception, losses: Counter[str]) -> ClaudeRecor
 
 
 def _load_loosely(line: str | bytes) -> Any:
-    if len(line) > _MOST_LOOSE_BYTES:
+    if len(line) > _MAX_LOOSE_BYTES:
         return _UNDECODED  # as Python objects the value could take a hundred times as much memory
     try:
         return json.loads(line)

@@ -24,8 +24,8 @@ from msgspec import Struct
 from understudy.ingest.claude_code import tree
 from understudy.ingest.claude_code.continuity import (
     ADDED_TOKENS,
-    FEWEST_BYTES_PER_TOKEN,
-    MOST_BYTES_PER_TOKEN,
+    MAX_BYTES_PER_TOKEN,
+    MIN_BYTES_PER_TOKEN,
     PromptUsage,
     block_bytes,
     response_of,
@@ -44,10 +44,10 @@ COMPACTION_NOT_LOGGED = "compaction_not_logged"
 
 CLEARING_UNKNOWN = "clearing_unknown"
 """The note on states for which the log does not show whether old tool results were still sent."""
-_CLEARABLE_BYTES = 60_000 * FEWEST_BYTES_PER_TOKEN
+_CLEARABLE_BYTES = 60_000 * MIN_BYTES_PER_TOKEN
 """The fewest bytes of results of which some can be cleared: 40,000 tokens are kept, 20,000 or more are not."""
 
-_LEAST_ADDED = min(ADDED_TOKENS.values())
+_MIN_ADDED_TOKENS = min(ADDED_TOKENS.values())
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 
 
@@ -95,7 +95,7 @@ def shortened_prompts(
                 may_be_cleared = behaviour.clears_results and _most_result_bytes(nodes) >= _CLEARABLE_BYTES
             if may_be_cleared and _may_be_cleared(paths.results(nodes[response.node].parent), usage):
                 notes[response.node] = CLEARING_UNKNOWN
-        elif longest - tokens <= _LEAST_ADDED:
+        elif longest - tokens <= _MIN_ADDED_TOKENS:
             longest = max(longest, tokens)
         elif (preceding := paths.preceding(response)) is not None and paths.is_shorter(
             preceding, response, tokens
@@ -124,7 +124,7 @@ def _may_be_cleared(results: _Results, usage: PromptUsage | None) -> bool:
     if results.size < _CLEARABLE_BYTES or results.measured:
         return False
     tokens = usage.prompt_tokens() if usage is not None else 0
-    return tokens < results.tokens or tokens * MOST_BYTES_PER_TOKEN < results.size
+    return tokens < results.tokens or tokens * MAX_BYTES_PER_TOKEN < results.size
 
 
 class _Paths:
@@ -259,4 +259,4 @@ def _thinking_tokens(response: ClaudeResponse) -> float:
                 if len(block.thinking) <= len('""'):
                     return float("inf")
                 size += len(block.thinking)
-    return size / FEWEST_BYTES_PER_TOKEN
+    return size / MIN_BYTES_PER_TOKEN

@@ -16,7 +16,7 @@ from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import outline, read_document
 from understudy.ingest.trace import Message, Trace, TraceParent, tool_call
 
-_DEEPEST = 32
+_MAX_DEPTH = 32
 
 
 class AtifFormat(LogFormat):
@@ -76,7 +76,7 @@ def _traces(
     for number, raw in enumerate(items(log.get("subagent_trajectories"))):
         child = mapping(raw)
         name = string(child.get("trajectory_id")) or f"subagent-{number}"
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             losses["too_deep"] += 1
             continue
         origin = TraceParent(session, callers.get(name), depth)

@@ -72,10 +72,10 @@ class LogFormat(ABC):
 
 _INSTANCE = re.compile(r"([\w.-]+?)__([\w.-]+?)(?:-\d+|\.[0-9a-f]{6,}(?:[._].*)?)")
 
-_LONGEST_INSTANCE = 200
-MOST_CALLS = 1_000
+_MAX_INSTANCE_CHARS = 200
+MAX_CALLS = 1_000
 """How far back results of one response's calls are looked for; a log in which they are farther is hostile."""
-_MOST_REPEATED = 10  # limit on the messages that compactions repeat, per message of the log
+_MAX_REPEATED = 10  # limit on the messages that compactions repeat, per message of the log
 
 
 class TraceBuilder:
@@ -143,7 +143,7 @@ class TraceBuilder:
 
         A log with far more repetitions than any real conversation is hostile: the trace would grow without bound.
         """
-        if self._repeated <= _MOST_REPEATED * (len(self.trace.nodes) - self._repeated + 1_000):
+        if self._repeated <= _MAX_REPEATED * (len(self.trace.nodes) - self._repeated + 1_000):
             return True
         self.losses["compaction_left_out"] += 1
         self.fidelity, self.notes = "lossy", ("compaction_left_out",)
@@ -264,7 +264,7 @@ def add_messages(
 
 def repository(instance: str | None) -> str | None:
     """Return the repository in an instance id like SWE-bench's ("django__django-1" → "django/django"), or None."""
-    match = _INSTANCE.fullmatch(instance[:_LONGEST_INSTANCE]) if instance else None
+    match = _INSTANCE.fullmatch(instance[:_MAX_INSTANCE_CHARS]) if instance else None
     return f"{match.group(1)}/{match.group(2)}" if match else None
 
 
@@ -293,7 +293,7 @@ def fingerprint(path: str, beginning: Any) -> str:
 
 
 _RESOLVED = {"true": True, "resolved": True, "false": False, "unresolved": False}
-_LONGEST = 200
+_MAX_STATUS_CHARS = 200
 _SCORES = ("reward", "score")
 
 
@@ -305,7 +305,7 @@ def outcome_from(
         resolved=_truth(resolved),
         reward=_number(reward),
         task=string(task),
-        exit_status=status[:_LONGEST] if (status := string(exit_status)) else None,
+        exit_status=status[:_MAX_STATUS_CHARS] if (status := string(exit_status)) else None,
     )
     return None if outcome == TraceOutcome() else outcome
 

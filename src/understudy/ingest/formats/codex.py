@@ -25,7 +25,7 @@ _NOT_SHOWN = ("event_msg", "token_usage_record", "world_state")
 _HIDDEN = frozenset(("compaction", "compaction_summary", "context_compaction"))
 # A compaction keeps the user's newest messages, about 20,000 tokens of them.
 _RETAINED_CHARACTERS = 80_000
-_LEAST_COST = 40
+_MIN_COST = 40
 _AT_ONCE = 1.0  # seconds in which a fork copies its history, which is faster than any model answers
 # Beginnings of messages that the program writes in the user's name. A rollback does not count them as turns.
 _CONTEXT = (
@@ -250,7 +250,7 @@ class _CodexRollout:
         while node >= 0 and remaining_characters > 0:
             body = nodes[node].body
             if body["role"] == "user":
-                remaining_characters -= len(text_of(body["content"])) + _LEAST_COST
+                remaining_characters -= len(text_of(body["content"])) + _MIN_COST
                 newest.append(body)
             node = nodes[node].parent
         return newest

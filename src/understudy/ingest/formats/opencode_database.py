@@ -13,7 +13,7 @@ from typing import Any
 
 from understudy.ingest.json_values import mapping
 from understudy.ingest.log_files import INSIDE, LogFile
-from understudy.ingest.log_reader import LONGEST_LINE, parse_json
+from understudy.ingest.log_reader import MAX_LINE_BYTES, parse_json
 
 _WAL, _SHARED_MEMORY = "-wal", "-shm"
 """What SQLite appends to a database's name for the files with its newest transactions and their index."""
@@ -110,7 +110,7 @@ def _opened(file: LogFile, wal_file: LogFile | None) -> Generator[sqlite3.Connec
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as database:
             database.text_factory = bytes
             database.execute("PRAGMA trusted_schema = OFF")
-            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_LINE)
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_LINE_BYTES)
             if database.execute(_TABLES).fetchone() != (3,):
                 raise OSError(
                     f"{file.path}: not a database of OpenCode; expected the tables "

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from understudy.ingest.chat import content, response_message, result_message, thinking_text
-from understudy.ingest.formats.base import MOST_CALLS, LogFormat, TraceBuilder
+from understudy.ingest.formats.base import MAX_CALLS, LogFormat, TraceBuilder
 from understudy.ingest.json_values import items, mapping, string
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import file_name, outline, read_records
@@ -152,7 +152,7 @@ class _PiSession:
     def close_calls(self) -> None:
         """Add the results that the program sends for calls that an interruption left without one."""
         nodes, node, answered_ids = self.builder.trace.nodes, self.builder.tip, set[str]()
-        while node >= 0 and nodes[node].body["role"] == "tool" and len(answered_ids) < MOST_CALLS:
+        while node >= 0 and nodes[node].body["role"] == "tool" and len(answered_ids) < MAX_CALLS:
             answered_ids.add(nodes[node].body["tool_call_id"])
             node = nodes[node].parent
         for call in (nodes[node].body.get("tool_calls") or ()) if node >= 0 else ():

@@ -117,7 +117,7 @@ _SENT = re.compile(r"/\S+ is (?:analyzing|running)")
 _CALL = re.compile(r"(Web Search|[A-Z][\w:.-]*|[\w-]+(?::[\w-]+)* - [\w-]+ \(MCP\))\((.*)\)…?\s*", re.DOTALL)
 _PAIRS = re.compile(r'([a-z_]+):\s+("(?:[^"\\]|\\.)*"|[^,]+)(?:,\s*|$)', re.DOTALL)
 _WIDEST = 1_000
-_LONGEST_CALL = 5_000
+_MAX_CALL_CHARS = 5_000
 # The input field that a tool displays, for tools that display only one.
 _TOOL_NAMES = {
     **dict.fromkeys(("Read", "Write", "Edit", "MultiEdit"), "file_path"),
@@ -279,7 +279,7 @@ def _call(text: str, line: int, has_result: bool) -> dict[str, Any] | None:
     result.
     """
     call_id = f"line_{line}"
-    match = _CALL.fullmatch(text) if len(text) <= _LONGEST_CALL else None
+    match = _CALL.fullmatch(text) if len(text) <= _MAX_CALL_CHARS else None
     if match is None:
         # Some tools show no argument: a short title followed by a result is such a call.
         name_shown = text.strip()

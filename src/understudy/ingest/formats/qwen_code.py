@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from understudy.ingest.formats.base import MOST_CALLS, LogFormat, TraceBuilder
+from understudy.ingest.formats.base import MAX_CALLS, LogFormat, TraceBuilder
 from understudy.ingest.formats.gemini import ReplyRenderer, record_messages
 from understudy.ingest.json_values import items, mapping, string, value_at
 from understudy.ingest.log_files import LogFile
@@ -95,7 +95,7 @@ def _compress(builder: TraceBuilder, history: list[Any]) -> bool:
         builder.add(messages)
     unanswered = {call["id"] for call in (messages[-1].get("tool_calls") or () if messages else ())}
     results: list[Message] = []
-    for _ in range(MOST_CALLS):  # they were logged right before, each in a node of its own at most
+    for _ in range(MAX_CALLS):  # they were logged right before, each in a node of its own at most
         if index < 0 or not unanswered:
             break
         node = builder.trace.nodes[index]

@@ -31,7 +31,7 @@ from understudy.ingest.formats.base import (
 from understudy.ingest.json_values import first_string, items, mapping, string, value_at
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
-    LARGEST_DOCUMENT,
+    MAX_DOCUMENT_BYTES,
     file_name,
     outline,
     parse_json,
@@ -269,7 +269,7 @@ class ParquetRowFormat(RowFormat):
             ) from error
         with file.open() as stream:
             try:
-                seekable = stream if stream.seekable() else BytesIO(stream.read(LARGEST_DOCUMENT))
+                seekable = stream if stream.seekable() else BytesIO(stream.read(MAX_DOCUMENT_BYTES))
                 table = parquet.ParquetFile(seekable, pre_buffer=False)
                 names: list[str] = table.schema_arrow.names
                 schema = next((candidate for candidate in SCHEMAS if candidate.messages in names), None)

@@ -16,7 +16,7 @@ from understudy.ingest.trace import Message, text_of
 from understudy.util.shell import command_text, shell_tokens
 from understudy.wire.arguments import parse_object
 
-LONGEST = 40_000
+MAX_COMMAND_CHARS = 40_000
 """Only this many characters of a command are parsed; the rest is ignored."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -61,7 +61,7 @@ class ShellCommand(Struct):
 def shell_commands(text: str, depth: int = 0) -> list[ShellCommand]:
     """Return the simple commands of a shell script in order, including those within `sh -c` and substitutions."""
     commands: list[ShellCommand] = []
-    for command in _simple_commands(text[:LONGEST]):
+    for command in _simple_commands(text[:MAX_COMMAND_CHARS]):
         command.argv = _without_runners(command.argv)
         script = _script(command) if depth < _MAX_SCRIPTS else None
         if script is None:

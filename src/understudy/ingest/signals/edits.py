@@ -18,10 +18,10 @@ from understudy.ingest.signals.calls import LoggedCall, ShellCommand
 
 LineCounts = Counter[str]
 
-_HUNK = re.compile(r"^\*\*\* (Add|Update|Delete) File: ([^\n]{1,4096})$|^\*\*\* Move to: ([^\n]{1,4096})$")
-_SEARCH = re.compile(r"^(?:[-<]{3,12} SEARCH>?|<{5,12})(?:\s.*)?$")
-_DIVIDE = re.compile(r"^={5,12}$")
-_REPLACE = re.compile(r"^(?:[+>]{3,12} REPLACE>?|>{5,12})(?:\s.*)?$")
+_FILE_HEADER = re.compile(r"^\*\*\* (Add|Update|Delete) File: ([^\n]{1,4096})$|^\*\*\* Move to: ([^\n]{1,4096})$")
+_BLOCK_START = re.compile(r"^(?:[-<]{3,12} SEARCH>?|<{5,12})(?:\s.*)?$")
+_BLOCK_DIVIDER = re.compile(r"^={5,12}$")
+_BLOCK_END = re.compile(r"^(?:[+>]{3,12} REPLACE>?|>{5,12})(?:\s.*)?$")
 _NUMBERED = re.compile(r"^:(?:start_line|end_line):")
 
 
@@ -43,13 +43,13 @@ class FileChange(Struct):
 
 def file_changes(call: LoggedCall) -> list[FileChange]:
     """Return the file changes that a call requested; empty if it is not an editing tool."""
-    reader = _TOOLS.get(call.name.lower().rpartition("__")[2])
+    reader = _READERS_BY_TOOL.get(call.name.lower().rpartition("__")[2])
     if reader is not None:
         return reader(call.arguments)
     if "apply_patch" in str(call.arguments.get("command") or call.arguments.get("cmd") or "")[:4_000]:
         for command in call.shell():
             if command.program in ("apply_patch", "applypatch"):
-                return _patch(command.argv[1] if len(command.argv) > 1 else command.body)
+                return _read_codex_patch(command.argv[1] if len(command.argv) > 1 else command.body)
     return []
 
 
@@ -57,14 +57,14 @@ def _lines(text: Any) -> list[str]:
     return [line for raw in text.split("\n") if (line := raw.strip())] if isinstance(text, str) else []
 
 
-def _replaced(path: str, old: Any, new: Any) -> FileChange:
+def _replacement(path: str, old: Any, new: Any) -> FileChange:
     old_lines, new_lines = _lines(old), _lines(new)
     removed, added = Counter(old_lines), Counter(new_lines)
     ends = (old_lines[0], old_lines[-1]) if old_lines else ()
     return FileChange(path, removed - added, added - removed, ends=tuple(end for end in ends if end not in added))
 
 
-def _joined(path: str, changes: list[FileChange]) -> list[FileChange]:
+def _joined_changes(path: str, changes: list[FileChange]) -> list[FileChange]:
     if not changes:
         return []
     joined = FileChange(path)
@@ -85,11 +85,11 @@ def _path(arguments: dict[str, Any]) -> str:
     return first_string(arguments, *_PATHS) or ""
 
 
-def _opaque(arguments: dict[str, Any]) -> list[FileChange]:
+def _opaque_change(arguments: dict[str, Any]) -> list[FileChange]:
     return [FileChange(_path(arguments), is_opaque=True)]
 
 
-def _written(path: str, content: Any, *, replaces_file: bool = True) -> list[FileChange]:
+def _written_change(path: str, content: Any, *, replaces_file: bool = True) -> list[FileChange]:
     """Return the change that writes a file (or, without `replaces_file`, inserts a part).
 
     Opaque if `content` is not a string.
@@ -99,85 +99,85 @@ def _written(path: str, content: Any, *, replaces_file: bool = True) -> list[Fil
     return [FileChange(path, added=Counter(_lines(content)), replaces_file=replaces_file)]
 
 
-def _edit(arguments: dict[str, Any]) -> list[FileChange]:
+def _read_edit(arguments: dict[str, Any]) -> list[FileChange]:
     old = arguments.get("old_string", arguments.get("old_str", arguments.get("oldString")))
     new = arguments.get("new_string", arguments.get("new_str", arguments.get("newString")))
     if old is None and new is None:
-        return _opaque(arguments)
+        return _opaque_change(arguments)
     if old == "":
         return [FileChange(_path(arguments), added=Counter(_lines(new)), replaces_file=True)]
-    return [_replaced(_path(arguments), old, new)]
+    return [_replacement(_path(arguments), old, new)]
 
 
-def _multi(arguments: dict[str, Any]) -> list[FileChange]:
+def _read_multi_edit(arguments: dict[str, Any]) -> list[FileChange]:
     path = _path(arguments)
-    changes = [_edit({**mapping(edit), "file_path": path})[0] for edit in items(arguments.get("edits"))]
-    return _joined(path, changes) or _opaque(arguments)
+    changes = [_read_edit({**mapping(edit), "file_path": path})[0] for edit in items(arguments.get("edits"))]
+    return _joined_changes(path, changes) or _opaque_change(arguments)
 
 
-def _write(arguments: dict[str, Any]) -> list[FileChange]:
+def _read_write(arguments: dict[str, Any]) -> list[FileChange]:
     content = arguments.get("content", arguments.get("file_text", arguments.get("contents")))
-    return _written(_path(arguments), content)
+    return _written_change(_path(arguments), content)
 
 
-def _notebook(arguments: dict[str, Any]) -> list[FileChange]:
+def _read_notebook_edit(arguments: dict[str, Any]) -> list[FileChange]:
     path = f"{_path(arguments)}#{arguments.get('cell_id') or arguments.get('cell_number') or ''}"
     mode = arguments.get("edit_mode")
     if mode == "delete":
         return [FileChange(path, is_deleted=True)]
-    return _written(path, arguments.get("new_source"), replaces_file=mode != "insert")
+    return _written_change(path, arguments.get("new_source"), replaces_file=mode != "insert")
 
 
-def _editor(arguments: dict[str, Any]) -> list[FileChange]:
+def _read_text_editor(arguments: dict[str, Any]) -> list[FileChange]:
     """Read a call of Anthropic's text editor tool, which many agents offer under their own name."""
     command, path = arguments.get("command"), _path(arguments)
     if command == "create":
-        return _write(arguments)
+        return _read_write(arguments)
     if command == "str_replace":
-        return [_replaced(path, arguments.get("old_str"), arguments.get("new_str"))]
+        return [_replacement(path, arguments.get("old_str"), arguments.get("new_str"))]
     if command == "insert":
         inserted_text = arguments.get("new_str", arguments.get("insert_text"))
         return [FileChange(path, added=Counter(_lines(inserted_text)))]
-    return _opaque(arguments) if command == "undo_edit" else []
+    return _opaque_change(arguments) if command == "undo_edit" else []
 
 
-def _insert(arguments: dict[str, Any]) -> list[FileChange]:
-    return _written(_path(arguments), arguments.get("content", arguments.get("text")), replaces_file=False)
+def _read_insert(arguments: dict[str, Any]) -> list[FileChange]:
+    return _written_change(_path(arguments), arguments.get("content", arguments.get("text")), replaces_file=False)
 
 
-def _blocks(arguments: dict[str, Any]) -> list[FileChange]:
+def _read_search_replace_blocks(arguments: dict[str, Any]) -> list[FileChange]:
     """Read a diff made of SEARCH and REPLACE blocks."""
     path = _path(arguments)
     diff = arguments.get("diff")
     if not isinstance(diff, str):
-        return _opaque(arguments)
+        return _opaque_change(arguments)
     changes: list[FileChange] = []
     old: list[str] = []
     new: list[str] = []
     side: list[str] | None = None
     for line in diff.split("\n"):
         if side is None:
-            if _SEARCH.match(line):
+            if _BLOCK_START.match(line):
                 old, new = [], []
                 side = old
-        elif side is old and _DIVIDE.match(line):
+        elif side is old and _BLOCK_DIVIDER.match(line):
             side = new
-        elif side is new and _REPLACE.match(line):
-            changes.append(_replaced(path, "\n".join(old), "\n".join(new)))
+        elif side is new and _BLOCK_END.match(line):
+            changes.append(_replacement(path, "\n".join(old), "\n".join(new)))
             side = None
         elif not _NUMBERED.match(line) and line != "-------":
             side.append(line)
-    return _joined(path, changes) or _opaque(arguments)
+    return _joined_changes(path, changes) or _opaque_change(arguments)
 
 
-def _patch_call(arguments: dict[str, Any]) -> list[FileChange]:
+def _read_patch_call(arguments: dict[str, Any]) -> list[FileChange]:
     if patch := first_string(arguments, "input", "patch", "patch_text", "patchText"):
-        return _patch(patch)
+        return _read_codex_patch(patch)
     command = items(arguments.get("command"))
-    return _patch(str(command[1])) if len(command) > 1 else []
+    return _read_codex_patch(str(command[1])) if len(command) > 1 else []
 
 
-def _patch(text: str) -> list[FileChange]:
+def _read_codex_patch(text: str) -> list[FileChange]:
     """Return the changes in a patch of Codex's format, one for each file."""
     changes: list[FileChange] = []
     removed: list[str] = []
@@ -185,13 +185,13 @@ def _patch(text: str) -> list[FileChange]:
 
     def close() -> None:
         if changes:
-            change = _replaced(changes[-1].path, "\n".join(removed), "\n".join(added))
+            change = _replacement(changes[-1].path, "\n".join(removed), "\n".join(added))
             changes[-1].removed, changes[-1].added = change.removed, change.added
         removed.clear()
         added.clear()
 
     for line in text.split("\n"):
-        header = _HUNK.match(line.rstrip("\r")) if line.startswith("*** ") else None
+        header = _FILE_HEADER.match(line.rstrip("\r")) if line.startswith("*** ") else None
         if header is not None and not header[3]:
             close()
             changes.append(
@@ -207,18 +207,18 @@ def _patch(text: str) -> list[FileChange]:
     return changes
 
 
-_TOOLS = {
+_READERS_BY_TOOL = {
     name: reader
     for reader, names in (
-        (_edit, "edit replace str_replace"),
-        (_multi, "multiedit"),
-        (_write, "write write_file write_to_file new_file create_file create"),
-        (_notebook, "notebookedit"),
-        (_editor, "str_replace_editor str_replace_based_edit_tool file_editor"),
-        (_blocks, "replace_in_file apply_diff"),
-        (_insert, "insert_content"),
-        (_patch_call, "apply_patch"),
-        (_opaque, "search_and_replace search_replace edit_file insert"),
+        (_read_edit, "edit replace str_replace"),
+        (_read_multi_edit, "multiedit"),
+        (_read_write, "write write_file write_to_file new_file create_file create"),
+        (_read_notebook_edit, "notebookedit"),
+        (_read_text_editor, "str_replace_editor str_replace_based_edit_tool file_editor"),
+        (_read_search_replace_blocks, "replace_in_file apply_diff"),
+        (_read_insert, "insert_content"),
+        (_read_patch_call, "apply_patch"),
+        (_opaque_change, "search_and_replace search_replace edit_file insert"),
     )
     for name in names.split()
 }
@@ -227,11 +227,11 @@ _EDGE_LINES = 100
 """How many first and last lines of a file's edits are remembered, to recognise edits of partial lines."""
 _DELETIONS = 8
 """How many line-removing edits of a file are remembered, to recognise when they are undone."""
-_SHORTEST_PART = 4
-_LONGEST_PART = 2_000
+_MIN_PART_CHARS = 4
+_MAX_PART_CHARS = 2_000
 
-_NAMES = re.compile(r"[\w.+-]{1,200}\.\w{1,12}|(?:Makefile|Dockerfile)")
-_WRITES = ("write", "open(", "replace(", "dump(", "unlink", "rename(", "save")
+_FILE_NAMES = re.compile(r"[\w.+-]{1,200}\.\w{1,12}|(?:Makefile|Dockerfile)")
+_WRITING_CALLS = ("write", "open(", "replace(", "dump(", "unlink", "rename(", "save")
 
 # Programs that change the files named as arguments.
 _CHANGING_PROGRAMS = frozenset((
@@ -239,9 +239,9 @@ _CHANGING_PROGRAMS = frozenset((
     "sponge",
 ))  # fmt: skip
 _REMOVING_PROGRAMS = frozenset(["rm", "unlink", "trash", "del"])
-_IN_PLACE = frozenset(["sed", "gsed", "perl", "awk", "gawk", "ruby", "yq"])
-_SCRIPTED = re.compile(r"(?:python|pypy|py|node|ruby|perl|php|deno|bun)[\d.]*(?:\.exe)?")
-_GIT_NAMED = frozenset(("checkout", "restore"))
+_IN_PLACE_EDITORS = frozenset(["sed", "gsed", "perl", "awk", "gawk", "ruby", "yq"])
+_SCRIPT_INTERPRETERS = re.compile(r"(?:python|pypy|py|node|ruby|perl|php|deno|bun)[\d.]*(?:\.exe)?")
+_GIT_RESTORING = frozenset(("checkout", "restore"))
 _LEADING_DOTS = re.compile(r"^(?:\./)+")
 
 
@@ -297,7 +297,7 @@ class FileTracker:
 
     def apply(self, change: FileChange) -> TrackedEdit:
         """Apply a change. Returns the edit, which later changes update."""
-        path = _normal(change.path)
+        path = _normalised_path(change.path)
         file = self._files.get(path)
         if file is None:
             file = self._files[path] = _TrackedFile([], {}, deque(maxlen=_EDGE_LINES), [])
@@ -328,12 +328,12 @@ class FileTracker:
         elif program in _CHANGING_PROGRAMS:
             # The source of a copy or link stays as it is, so only the target is in doubt.
             self._doubt_named(arguments[-1:] if program in ("cp", "install", "rsync", "ln") else arguments)
-        elif program in _IN_PLACE and any(word.startswith("-") and "i" in word for word in arguments):
+        elif program in _IN_PLACE_EDITORS and any(word.startswith("-") and "i" in word for word in arguments):
             self._doubt_named(arguments)
-        elif _SCRIPTED.fullmatch(program):
+        elif _SCRIPT_INTERPRETERS.fullmatch(program):
             script = command.body or next((word for flag, word in pairwise(arguments) if flag in ("-c", "-e")), "")
-            if any(sign in script for sign in _WRITES):
-                self._doubt_named(_NAMES.findall(script))
+            if any(sign in script for sign in _WRITING_CALLS):
+                self._doubt_named(_FILE_NAMES.findall(script))
         self._doubt_named(command.writes)
 
     @property
@@ -347,7 +347,7 @@ class FileTracker:
 
     def _git(self, operands: Sequence[str], arguments: Sequence[str]) -> None:
         action = operands[0] if operands else ""
-        if action in _GIT_NAMED:
+        if action in _GIT_RESTORING:
             if ("--staged" in arguments and "--worktree" not in arguments) or not {"-b", "-B", "-c"}.isdisjoint(
                 arguments
             ):
@@ -356,7 +356,7 @@ class FileTracker:
             for path in matches:
                 self._reset(self._files[path])
             for word in operands[1:] if not matches else ():
-                directory = f"/{_normal(word).strip('/')}/"
+                directory = f"/{_normalised_path(word).strip('/')}/"
                 for path, file in self._files.items():
                     if word == "." or directory in f"/{path}":
                         self._reset(file)
@@ -376,7 +376,7 @@ class FileTracker:
         """Return the edited files that one of these arguments names."""
         return [
             path
-            for name in map(_normal, names)
+            for name in map(_normalised_path, names)
             for path in self._named.get(name.rpartition("/")[2], ())
             if name in (path, path.rpartition("/")[2])
             or path.endswith(f"/{name.lstrip('/')}")
@@ -451,10 +451,10 @@ class FileTracker:
 
     def _remove_partial_line(self, file: _TrackedFile, part: str) -> None:
         """Match the first or last line of a removal, which may be partial, with such lines of earlier edits."""
-        if not _SHORTEST_PART <= len(part) <= _LONGEST_PART:
+        if not _MIN_PART_CHARS <= len(part) <= _MAX_PART_CHARS:
             return
         for line, edit in reversed(file.edges):
-            contains = part in line or (len(line) >= _SHORTEST_PART and line in part)
+            contains = part in line or (len(line) >= _MIN_PART_CHARS and line in part)
             owners = file.owners.get(line)
             if contains and line != part and owners and owners[-1] is edit:
                 owners.pop()
@@ -479,11 +479,11 @@ class FileTracker:
         if not change.replaces_file and change.added:
             added = list(change.added)
             for line in {added[0], added[-1]}:
-                if len(line) <= _LONGEST_PART:
+                if len(line) <= _MAX_PART_CHARS:
                     file.edges.append((line, edit))
 
 
-def _normal(path: str) -> str:
+def _normalised_path(path: str) -> str:
     return _LEADING_DOTS.sub("", path.replace("\\", "/"))
 
 

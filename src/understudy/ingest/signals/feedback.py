@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-_LONGEST = 4_000
+_MAX_MESSAGE_CHARS = 4_000
 """A longer message is a new task or pasted text, not a comment on the turn."""
 _OPENING = 240
 """How many characters at the beginning of a message are compared with wordings."""
@@ -153,13 +153,13 @@ def feedback(text: str) -> Literal["positive", "negative"] | None:
     text = text.lstrip()
     if reminders := _OWN_REMINDERS.match(text):
         text = text[reminders.end() :]  # reminders that were sent in front of the user's text
-    message = text[: _LONGEST + 1]
+    message = text[: _MAX_MESSAGE_CHARS + 1]
     if _UNDO_COMMANDS.match(message):
         return "negative"
     if queued := _QUEUED.match(message):
         message = _AFTER_QUEUED.split(message[queued.end() :])[0]
     message = message.partition(_REMINDER)[0]
-    if len(message) > _LONGEST or message.startswith(_WRITTEN_BY_PROGRAMS):
+    if len(message) > _MAX_MESSAGE_CHARS or message.startswith(_WRITTEN_BY_PROGRAMS):
         return None
     opening = message[:_OPENING].lower().replace("’", "'").strip()
     begin = _FILLER.match(opening)

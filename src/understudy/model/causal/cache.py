@@ -178,12 +178,12 @@ class PrefixCache:
             sequence = sequence.prefix(len(sequence.ids) * self._limit // sequence.size)
         if not len(sequence.ids):
             return
-        for other in [cached for cached in self._sequences if cached.owner == sequence.owner]:
-            shared = common_prefix_length(other.ids, sequence.ids)
+        for cached_sequence in [cached for cached in self._sequences if cached.owner == sequence.owner]:
+            shared = common_prefix_length(cached_sequence.ids, sequence.ids)
             if shared == len(sequence.ids):
                 return
-            if shared == len(other.ids):
-                self._remove(other)
+            if shared == len(cached_sequence.ids):
+                self._remove(cached_sequence)
         self._append(sequence)
         while self.size > self._limit:
             self._remove(self._sequences[0])

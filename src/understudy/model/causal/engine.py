@@ -117,13 +117,13 @@ class SamplingJob:
         """Return the stop string that these bytes complete first, and its byte offset; None if there is none."""
         if not self._stops:
             return None
-        longest = max(map(len, self._stops))
-        search = max(0, len(self._text) - longest + 1)
+        max_stop_bytes = max(map(len, self._stops))
+        search_start = max(0, len(self._text) - max_stop_bytes + 1)
         self._text += data
         matches = [
             (start + len(stop), start, text)
             for stop, text in zip(self._stops, self.request.stops, strict=True)
-            if (start := self._text.find(stop, search)) >= 0
+            if (start := self._text.find(stop, search_start)) >= 0
         ]
         if not matches:
             return None
@@ -391,11 +391,11 @@ class CausalEngine:
         row = self._active.index(job)
         if job.computed == 0:
             self._load_cached_prefix(job, row)
-        part = job.tokens[job.computed : job.computed + self._limits.chunk]
-        is_complete = job.computed + len(part) == len(job.tokens)
-        self._slots.reserve(len(self._active), job.computed + len(part))
-        logits = forward(self._weights[job.request.model].module, self._slots, [part], [row], [job.computed])
-        job.computed += len(part)
+        token_ids = job.tokens[job.computed : job.computed + self._limits.chunk]
+        is_complete = job.computed + len(token_ids) == len(job.tokens)
+        self._slots.reserve(len(self._active), job.computed + len(token_ids))
+        logits = forward(self._weights[job.request.model].module, self._slots, [token_ids], [row], [job.computed])
+        job.computed += len(token_ids)
         if is_complete:
             self._add_tokens([job], logits)
 
@@ -404,11 +404,17 @@ class CausalEngine:
         ids: Ids = np.array(job.tokens[:-1], dtype=np.int32)
         cached, length = self._prefixes.find(job.request.model, ids)
         neighbour = None
-        for other in self._active:
-            if other is not job and other.request.model == job.request.model and other.computed > length:
-                shared = common_prefix_length(np.array(other.tokens[: other.computed], dtype=np.int32), ids)
+        for candidate in self._active:
+            if (
+                candidate is not job
+                and candidate.request.model == job.request.model
+                and candidate.computed > length
+            ):
+                shared = common_prefix_length(
+                    np.array(candidate.tokens[: candidate.computed], dtype=np.int32), ids
+                )
                 if shared > length:
-                    neighbour, length = other, shared
+                    neighbour, length = candidate, shared
         self._slots.reserve(len(self._active), length)
         if neighbour is not None:
             self._slots.move(self._active.index(neighbour), row, length)
@@ -457,10 +463,10 @@ class CausalEngine:
         if job.computed:
             ids: Ids = np.array(job.tokens[: job.computed], dtype=np.int32)
             self._prefixes.add(self._slots.save(row, job.request.model, ids))
-        last = self._active.pop()
-        if last is not job:
-            self._active[row] = last
-            self._slots.move(len(self._active), row, last.computed)
+        last_job = self._active.pop()
+        if last_job is not job:
+            self._active[row] = last_job
+            self._slots.move(len(self._active), row, last_job.computed)
 
     def _clear_cache(self, model: str | None = None) -> None:
         for job in self._active:

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from msgspec import Struct
 
-_LOWEST_TEMPERATURE = 1e-30
+_MIN_TEMPERATURE = 1e-30
 """A temperature at which the likeliest token is certain already, and which float32 can divide by."""
 _LOGIT_BOUND = 1e30
 """The bound of logits after all biases and penalties, so that differences stay finite."""
@@ -82,7 +82,7 @@ def sample_tokens(
             logits[row] = _adjusted_logits(logits[row], row_settings, *histories[row])
     # The temperature 0 of vLLM: the likeliest, and the probability that the model itself gives it.
     temperatures = torch.tensor(
-        [[max(setting.temperature or 1.0, _LOWEST_TEMPERATURE)] for setting in settings], device=logits.device
+        [[max(setting.temperature or 1.0, _MIN_TEMPERATURE)] for setting in settings], device=logits.device
     )
     logprobs = torch.log_softmax((logits - logits.amax(dim=-1, keepdim=True)) / temperatures, dim=-1)
     for row, row_settings in enumerate(settings):

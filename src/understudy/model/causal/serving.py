@@ -334,9 +334,9 @@ class CausalModel:
     ) -> ModelCompletion:
         stop_reason: str | int | None = result.stop
         if stop_reason is None and result.finish_reason == "stop":
-            last = result.ids[-1]
+            last_token = result.ids[-1]
             # The token that ends every turn is not reported as a stop reason, because no client chose it.
-            stop_reason = last if last in request.end_tokens - self._checkpoint.ends else None
+            stop_reason = last_token if last_token in request.end_tokens - self._checkpoint.ends else None
         return ModelCompletion(
             ids=result.ids,
             logprobs=result.logprobs,
@@ -358,7 +358,7 @@ class CausalModel:
                 "send one of them",
                 param="mode",
             ) from None
-        clear = _flag(command, "clear_cache", default=True)
+        clear = _boolean_parameter(command, "clear_cache", default=True)
         await asyncio.wrap_future(self._engine.pause(mode, clear_cache=clear))
         return {"status": "paused"}
 
@@ -431,7 +431,7 @@ class _UnloadAdapter(Struct):
     lora_name: str
 
 
-def _flag(command: ControlRequest, name: str, *, default: bool) -> bool:
+def _boolean_parameter(command: ControlRequest, name: str, *, default: bool) -> bool:
     text = command.query.get(name, str(default)).lower()
     if text not in ("true", "false", "1", "0"):
         raise InvalidRequestError(

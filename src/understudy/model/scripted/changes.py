@@ -34,7 +34,7 @@ class Edit(Struct, frozen=True):
     @property
     def patch(self) -> str:
         """Return the change as a unified diff."""
-        sizes = [sum(tag != other for tag, _ in self.lines) for other in ("+", "-")]
+        sizes = [sum(tag != other_tag for tag, _ in self.lines) for other_tag in ("+", "-")]
         starts = [self.line if size else self.line - 1 for size in sizes]
         body = "".join(
             f"{tag}{text}" if text.endswith("\n") else f"{tag}{text}\n{NO_NEWLINE}\n" for tag, text in self.lines
@@ -92,8 +92,8 @@ def wrong_changes(changes: list[Change]) -> list[Change]:
         if isinstance(change, Edit):
             first = next((index for index, (tag, _) in enumerate(change.lines) if tag != " "), 0)
             context = [(" ", text) for tag, text in change.lines if tag != "+"]
-            near = context[min(first, len(context) - 1)][1] if context else ""
-            indent = near[: len(near) - len(near.lstrip())].rstrip("\r\n")
+            nearby_line = context[min(first, len(context) - 1)][1] if context else ""
+            indent = nearby_line[: len(nearby_line) - len(nearby_line.lstrip())].rstrip("\r\n")
             context.insert(first, ("+", f"{indent}{_comment(change.path, 'Checked: this is as it should be.')}\n"))
             return [structs.replace(change, lines=tuple(context))]
     for change in changes:
@@ -159,8 +159,8 @@ def _hunk_lines(hunk: Hunk) -> tuple[tuple[str, str], ...]:
     for line in hunk.lines:
         sign, text = line[:1].decode() or " ", _decode(line[1:])
         if sign == "\\":
-            tag, last = lines[-1]
-            lines[-1] = (tag, last.removesuffix("\n"))
+            tag, last_line = lines[-1]
+            lines[-1] = (tag, last_line.removesuffix("\n"))
         elif sign == "\t":
             raise DiffError(f"expected a line of a hunk, which starts with a space, + or -, got {line[:80]!r}")
         else:

@@ -90,8 +90,8 @@ def next_action(
         for results in tool_results(turn.messages[start + 1 :]):
             action = work.send(results)
     except StopIteration as end:
-        done = "Done." if terse else "The change is made."
-        text = done if end.value else "I could not make the change with the tools I have."
+        success_text = "Done." if terse else "The change is made."
+        text = success_text if end.value else "I could not make the change with the tools I have."
         return Action(text, turn.toolset.finish())
     return action
 
@@ -125,18 +125,18 @@ def _make_changes(turn: ChatTurn, changes: Sequence[Change], workdir: str, edit:
     results are sent in. Returns whether all changes were made.
     """
     tools = turn.toolset
-    left = list(changes)
-    while left and tools.can_edit:
-        done = yield from _apply_change(left[0], tools, workdir, edit)
-        if not done:
-            if isinstance(left[0], Apply):
+    remaining = list(changes)
+    while remaining and tools.can_edit:
+        applied = yield from _apply_change(remaining[0], tools, workdir, edit)
+        if not applied:
+            if isinstance(remaining[0], Apply):
                 return False
             break
-        left.pop(0)
-    if left and not tools.has_shell:
+        remaining.pop(0)
+    if remaining and not tools.has_shell:
         return False
-    if left:
-        results = yield _patch_action(tools, left, "I apply the change as a patch.")
+    if remaining:
+        results = yield _patch_action(tools, remaining, "I apply the change as a patch.")
         if tools.failed(results[0]):
             return False
     if tools.has_shell:
@@ -205,8 +205,8 @@ def _edit_tersely(edit: Edit, path: str, tools: Toolset) -> Work:
     lines = [(tag, text.rstrip("\r\n")) for tag, text in edit.lines]
     changed = [number for number, (tag, _) in enumerate(lines) if tag != " "]
     for width in range(len(lines)):
-        part = lines[max(0, changed[0] - width) : changed[-1] + 1 + width]
-        old, new = ("\n".join(text for tag, text in part if tag != other) for other in ("+", "-"))
+        changed_lines = lines[max(0, changed[0] - width) : changed[-1] + 1 + width]
+        old, new = ("\n".join(text for tag, text in changed_lines if tag != other_tag) for other_tag in ("+", "-"))
         # Lines of a patch are whole.
         indent = min(len(text) - len(text.lstrip(" ")) for text in (old, new)) if tools.edits else 0
         if _is_unique((old[indent:], new[indent:]), seen):

@@ -217,8 +217,8 @@ def parse_prompt(tokenizer: ScriptedTokenizer, ids: Sequence[int]) -> ParsedProm
 
     Raises BackendError for tokens that the template does not produce.
     """
-    *turns, last = _turns(tokenizer, ids)
-    if tokenizer.decode(last) != _HEADERS["assistant"]:
+    *turns, open_turn = _turns(tokenizer, ids)
+    if tokenizer.decode(open_turn) != _HEADERS["assistant"]:
         raise _invalid_prompt("expected it to end with the beginning of an assistant's turn")
     messages: list[ModelMessage] = []
     tools: list[ModelTool] | None = None
@@ -238,9 +238,9 @@ def _turns(tokenizer: ScriptedTokenizer, ids: Sequence[int]) -> list[list[int]]:
     if not starts or starts[0] != 0:
         raise _invalid_prompt(f"expected it to begin with {_TURN}")
     turns: list[list[int]] = []
-    for begin, behind in zip(starts, [*starts[1:], None], strict=True):
-        turn = list(ids[begin + 1 : behind])
-        if behind is not None:
+    for turn_start, next_turn_start in zip(starts, [*starts[1:], None], strict=True):
+        turn = list(ids[turn_start + 1 : next_turn_start])
+        if next_turn_start is not None:
             ends = [index for index, id_ in enumerate(turn) if id_ == end]
             if len(ends) != 1 or tokenizer.decode(turn[ends[0] + 1 :]) != "\n":
                 raise _invalid_prompt(f"turn {len(turns) + 1}: expected it to end with {TURN_END} and a newline")
@@ -259,8 +259,8 @@ def _body(tokenizer: ScriptedTokenizer, turn: Sequence[int], header: str) -> lis
     while size < len(header) and count < len(turn):
         size += len(tokenizer.token_bytes[turn[count]])
         count += 1
-    over = b"".join(tokenizer.token_bytes[id_] for id_ in turn[:count])[len(header) :]
-    return tokenizer.encode_marked(mark(over.decode("utf-8", "replace")))[0] + list(turn[count:])
+    after_header = b"".join(tokenizer.token_bytes[id_] for id_ in turn[:count])[len(header) :]
+    return tokenizer.encode_marked(mark(after_header.decode("utf-8", "replace")))[0] + list(turn[count:])
 
 
 def _messages(tokenizer: ScriptedTokenizer, turn: Sequence[int]) -> list[ModelMessage]:

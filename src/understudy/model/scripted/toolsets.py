@@ -232,8 +232,8 @@ class GeminiTools(Toolset):
 
     def edit(self, path: str, edit: Edit, old: str, new: str) -> ActionCall:
         """See Toolset."""
-        why = "Change these lines."
-        return action_call("replace", instruction=why, file_path=path, old_string=old, new_string=new)
+        instruction = "Change these lines."
+        return action_call("replace", instruction=instruction, file_path=path, old_string=old, new_string=new)
 
     def write(self, path: str, content: str) -> ActionCall:
         """See Toolset."""
@@ -350,8 +350,8 @@ class CodexTools(ShellTools):
         before, after = old.split("\n"), new.split("\n")
         shorter = min(len(before), len(after))
         above = next((n for n in range(shorter) if before[n] != after[n]), shorter)
-        rest = shorter - above
-        below = next((n for n in range(rest) if before[-1 - n] != after[-1 - n]), rest)
+        unmatched = shorter - above
+        below = next((n for n in range(unmatched) if before[-1 - n] != after[-1 - n]), unmatched)
         lines = [f" {line}" for line in before[:above]]
         lines += [f"-{line}" for line in before[above : len(before) - below]]
         lines += [f"+{line}" for line in after[above : len(after) - below]]

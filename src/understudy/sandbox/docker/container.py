@@ -207,15 +207,15 @@ class DockerSandbox(IsolatedSandbox):
         async with self._turn:
             self._check_open()
             if not reveal or not any(mount.private for mount in self._spec.mounts):
-                return await run_to_completion(lambda over: self._watch(command, over, timeout_s, stdin))
-            revealed = await run_to_completion(lambda over: self._reveal())
+                return await run_to_completion(lambda cancelled: self._watch(command, cancelled, timeout_s, stdin))
+            revealed = await run_to_completion(lambda cancelled: self._reveal())
             try:
-                return await run_to_completion(lambda over: self._watch(command, over, timeout_s, stdin))
+                return await run_to_completion(lambda cancelled: self._watch(command, cancelled, timeout_s, stdin))
             finally:
-                await run_to_completion(lambda over: self._hide(revealed))
+                await run_to_completion(lambda cancelled: self._hide(revealed))
 
     async def _watch(
-        self, command: Mapping[str, Any], over: asyncio.Event, timeout_s: float, stdin: bytes
+        self, command: Mapping[str, Any], cancelled: asyncio.Event, timeout_s: float, stdin: bytes
     ) -> Completed:
         """Run a command until it ends, `over` is set or the timeout has passed; then none of its processes is
         left.
@@ -225,7 +225,7 @@ class DockerSandbox(IsolatedSandbox):
         output = CommandOutput(self._spec.limits.output_bytes)
         stop = asyncio.Event()
         work = asyncio.create_task(self._execute(command, output, stdin, stop))
-        called_off = asyncio.create_task(over.wait())
+        called_off = asyncio.create_task(cancelled.wait())
         try:
             while not (work.done() or called_off.done()) and (pause_s := limit.pause_s()) > 0:
                 await asyncio.wait({work, called_off}, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
@@ -483,10 +483,10 @@ class DockerSandbox(IsolatedSandbox):
                 )
             except (EngineNotFound, SandboxError):
                 break
-            left = sum(1 for _, state in top["Processes"] or () if not state.startswith("Z"))
-            if left < _OWN and not await self._is_up():
+            running = sum(1 for _, state in top["Processes"] or () if not state.startswith("Z"))
+            if running < _OWN and not await self._is_up():
                 return  # a process inside has ended the container
-            if left == _OWN:
+            if running == _OWN:
                 return
             # the engine reports the end of a command before its last processes are gone
             await asyncio.sleep(0.002 * attempt)
@@ -544,7 +544,7 @@ class DockerSandbox(IsolatedSandbox):
         """
         async with self._turn:
             self._check_open()
-            await run_to_completion(lambda over: self._kill())
+            await run_to_completion(lambda cancelled: self._kill())
             mounts = [mount.target for mount in self._spec.mounts]
             options = {"file_limit": file_limit, "ignored": ignored}
             return await self._call("take what changed", self._files.changes, self.workdir, mounts, **options)

@@ -368,13 +368,13 @@ class ExecStream:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 while True:
                     head = await self._reader.readexactly(8)
-                    left = int.from_bytes(head[4:], "big")
-                    while left:
-                        data = await self._reader.read(min(left, _CHUNK))
+                    frame_bytes_left = int.from_bytes(head[4:], "big")
+                    while frame_bytes_left:
+                        data = await self._reader.read(min(frame_bytes_left, _CHUNK))
                         if not data:
                             return
                         output.add(head[0], data)
-                        left -= len(data)
+                        frame_bytes_left -= len(data)
         finally:
             if feeding is not None:
                 feeding.cancel()

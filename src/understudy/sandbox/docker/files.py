@@ -39,7 +39,7 @@ _DIRECTORY = 1 << 31
 _SPECIAL = 1 << 26 | 1 << 25 | 1 << 24 | 1 << 21 | 1 << 19
 """Go's bits of a file's mode: device, pipe, socket, character device, irregular."""
 
-_MOST_LINKS = 16
+_MAX_LINKS = 16
 _LOADER = re.compile(rb"#! *(/[^ \t\r\n]+)|\x7fELF.*?\0(/[\w./+-]*\bld[\w.+-]*)\0", re.S)
 _CHUNK = 1 << 18
 
@@ -92,7 +92,7 @@ class ContainerFiles:
 
     def _follow(self, path: str) -> tuple[str, int | None]:
         """Follow the links at a path; return the final path, and its mode, or None if there is nothing."""
-        for _ in range(_MOST_LINKS):
+        for _ in range(_MAX_LINKS):
             status = self._engine.stat(self._container, path)
             if status is None:
                 return path, None
@@ -101,7 +101,7 @@ class ContainerFiles:
                 return path, mode
             path = posixpath.join(posixpath.dirname(path), str(status["linkTarget"]))
         raise SandboxError(
-            f"cannot read {path} in the sandbox: more than {_MOST_LINKS} links to follow; expected a path "
+            f"cannot read {path} in the sandbox: more than {_MAX_LINKS} links to follow; expected a path "
             "whose links lead to a file: give another path"
         )
 
@@ -354,12 +354,16 @@ class _ChangeReader:
         elif member.islnk():
             # A hard link has the content of another member, which may have been skipped already: then it is read
             # later.
-            other = self.entries.get(posixpath.join(directory, os.fsencode(member.linkname).partition(b"/")[2]))
-            if other is None:
+            link_target = self.entries.get(
+                posixpath.join(directory, os.fsencode(member.linkname).partition(b"/")[2])
+            )
+            if link_target is None:
                 self._again.append(path)
             else:
-                self._add_size(len(other.data))  # counted again, because a patch has the content under each name
-                self.entries[path] = other
+                self._add_size(
+                    len(link_target.data)
+                )  # counted again, because a patch has the content under each name
+                self.entries[path] = link_target
         elif member.isreg() and (file := tar.extractfile(member)) is not None:
             if member.size > self._file_limit:
                 raise _ChangesRefused(

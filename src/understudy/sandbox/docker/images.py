@@ -54,7 +54,7 @@ PullProgress = Callable[[str], None]
 """Called with one line on how far a pull is, at most once a second."""
 
 _TRIES = 5
-_LONGEST_WAIT_S = 600.0
+_MAX_WAIT_S = 600.0
 _EVERY_S = 1.0
 _LIMITED = re.compile(r"toomanyrequests|too many requests|rate limit|status.{0,10}429", re.I)
 _RETRY_AFTER = re.compile(r"retry[- ]after\W{0,3}(\d+(?:\.\d+)?)\s*(ms|m\b|s|)", re.I)
@@ -107,7 +107,7 @@ class ImagePuller:
                         f"cannot fetch the image {image}: the registry's rate limit was hit {_TRIES} times "
                         f"({error}); log in with `docker login`, or run the same command again later"
                     ) from error
-                wait = min(pause if error.wait_s is None else error.wait_s, _LONGEST_WAIT_S)
+                wait = min(pause if error.wait_s is None else error.wait_s, _MAX_WAIT_S)
                 self._progress(f"{image}: the registry limits pulls; trying again in {wait:.0f} s")
                 if self._stop.wait(wait):
                     raise _cancelled(image) from error
@@ -175,13 +175,13 @@ def _note(layers: dict[str, tuple[int, int]], event: Mapping[str, Any]) -> None:
     detail: Mapping[str, int] = event.get("progressDetail") or {}
     if "id" in event and (status := event.get("status")) in ("Downloading", "Extracting"):
         total = int(detail.get("total") or 0)
-        done = int(detail.get("current") or 0) if status == "Downloading" else total
-        layers[event["id"]] = (done, max(total, layers.get(event["id"], (0, 0))[1]))
+        downloaded = int(detail.get("current") or 0) if status == "Downloading" else total
+        layers[event["id"]] = (downloaded, max(total, layers.get(event["id"], (0, 0))[1]))
 
 
 def _summary(layers: Mapping[str, tuple[int, int]]) -> str:
-    done, whole = (sum(layer[which] for layer in layers.values()) for which in (0, 1))
-    return f"fetching, {done / 1e6:.0f} of {whole / 1e6:.0f} MB in {len(layers)} layers"
+    downloaded, total = (sum(layer[which] for layer in layers.values()) for which in (0, 1))
+    return f"fetching, {downloaded / 1e6:.0f} of {total / 1e6:.0f} MB in {len(layers)} layers"
 
 
 class PreparedImage(Struct, frozen=True):

@@ -76,7 +76,7 @@ class _EngineResources:
         """Return a started container for a spec, made in advance or now. Raises SandboxError, TaskError."""
         key = container_key(spec, spec.image)
         with self._guard:
-            position = next((n for n, (of, _) in enumerate(self._ready) if of == key), None)
+            position = next((n for n, (ready_key, _) in enumerate(self._ready) if ready_key == key), None)
             future = None if position is None else self._ready.pop(position)[1]
         if future is not None:
             with contextlib.suppress(UnderstudyError):  # a failure in advance is retried now

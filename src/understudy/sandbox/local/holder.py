@@ -25,11 +25,11 @@ from understudy.sandbox.local.mounts import BOX, SYSTEM_PATH
 from understudy.sandbox.process import has_ended, kill_group, own_stamp, seal_descriptors
 from understudy.sandbox.spawn import SpawnedProcess, spawn
 
-START_S = 60.0
+START_TIMEOUT_S = 60.0
 """How long making the mounts may take on a machine under load, in seconds."""
 
-END_S = 5.0
-CHAIN_ENV = {"PATH": SYSTEM_PATH, "LC_ALL": "C"}
+END_TIMEOUT_S = 5.0
+HELPER_ENV = {"PATH": SYSTEM_PATH, "LC_ALL": "C"}
 """Environment of our own helpers; never the spec's, for some of them run with our rights."""
 
 GROUP_PREFIX = "understudy"
@@ -83,7 +83,7 @@ def find_group_parent() -> Path | None:
     return None
 
 
-def reserve_group(parent: Path) -> Path:
+def new_group_path(parent: Path) -> Path:
     """Return a unique path for a new group, without creating it."""
     return parent / f"{GROUP_PREFIX}-{own_stamp()}-{next(_numbers)}"
 
@@ -111,7 +111,7 @@ def remove_group(group: Path) -> None:
         group.rmdir()
 
 
-JOIN_GROUP = (
+RUN_IN_GROUP = (
     'if [ -e "$1/tasks" ]; then echo 0 > "$1/tasks"; else echo 0 > "$1/cgroup.procs"; fi && shift && exec "$@"'
 )
 """A shell script that runs a command ($2…) within the group $1.
@@ -120,7 +120,7 @@ Only v1 has `tasks`. It moves one thread, and a shell has one; `cgroup.procs` wo
 machine to come by, some 10 ms.
 """
 
-OUTLIVE_GROUP = """group=$1; shift
+RUN_THEN_REMOVE_GROUP = """group=$1; shift
 "$@"; code=$?
 for _ in 1 2 3 4 5 6 7 8 9 10; do [ -d "$group" ] && ! rmdir "$group" 2>/dev/null && sleep 0.02; done
 exit $code"""
@@ -163,14 +163,14 @@ class MountHolder:
         self._child = child
         self._watch = watch
         self._closing: asyncio.Task[None] | None = None
-        first = child.pid
+        first_pid = child.pid
         for _ in range(depth):
-            first = _child(first)
+            first_pid = _child(first_pid)
         # The shell's memory belongs to the inner user namespace, so its /proc entries can be read without being
         # root.
-        self.target = _child(first)
+        self.target = _child(first_pid)
         with contextlib.ExitStack() as stack:
-            self._pidfd = os.pidfd_open(first)
+            self._pidfd = os.pidfd_open(first_pid)
             stack.callback(os.close, self._pidfd)
             self.box = os.open(f"/proc/{self.target}/root{BOX}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, self.box)
@@ -217,7 +217,7 @@ async def _end(child: SpawnedProcess, watch: _HolderProtocol) -> None:
     """Close the holder's stdin, which ends it in any state, and wait for its end."""
     child.close_stdin()
     try:
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(END_TIMEOUT_S):
             await watch.ended.wait()
     except TimeoutError:
         kill_group(child.pid)
@@ -232,12 +232,12 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
     If `groups` is given, a control group that limits memory is created in it, and removed when the holder ends.
     Raises SandboxError with the output of the helper programs. If cancelled, nothing stays behind.
     """
-    group = None if groups is None else reserve_group(groups)
-    wrap = [] if group is None else ["/bin/sh", "-c", OUTLIVE_GROUP, "hold", str(group)]
+    group = None if groups is None else new_group_path(groups)
+    group_wrapper = [] if group is None else ["/bin/sh", "-c", RUN_THEN_REMOVE_GROUP, "hold", str(group)]
     seal_descriptors()
     try:
         watch = _HolderProtocol()
-        child = spawn([*wrap, *command], watch, stdin=None, env=CHAIN_ENV)
+        child = spawn([*group_wrapper, *command], watch, stdin=None, env=HELPER_ENV)
     except OSError as error:
         raise SandboxError(
             f"cannot start a sandbox: {error}; check this machine with `understudy doctor`"
@@ -245,7 +245,7 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
     try:
         if group is not None:
             create_group(group, memory_bytes)
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(START_TIMEOUT_S):
             await watch.answered.wait()
         if not watch.ready:
             message = watch.output[2].decode(errors="replace").strip() or "a helper program ended without output"
@@ -260,8 +260,8 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
             remove_group(group)
         if isinstance(error, TimeoutError):
             raise SandboxError(
-                f"cannot open a sandbox: its mounts were not made within {START_S:g} s; run the same command "
-                "again when the machine is less busy, or with fewer attempts at a time (--concurrency)"
+                f"cannot open a sandbox: its mounts were not made within {START_TIMEOUT_S:g} s; run the same "
+                "command again when the machine is less busy, or with fewer attempts at a time (--concurrency)"
             ) from error
         if isinstance(error, OSError):  # a process that was inspected has ended
             raise SandboxLost(

@@ -21,7 +21,7 @@ NOFILE = 65536
 HOME = "/home/agent"
 USER_ID = 1000
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-ATTIC = "/var/attic"
+MADE_DIRECTORIES = "/var/attic"
 """Where top-level directories live that `write` makes: the root itself is read-only and has links to here."""
 
 AREAS = (HOME, "/tmp", "/var", "/dev/shm")
@@ -55,7 +55,7 @@ many locked pages or looked-up names.
 """
 
 _BYTES_PER_FILE = 8192
-_FEWEST_FILES = 4096
+_MIN_FILES = 4096
 
 SETUP = """set -e
 mount --options-mode=ignore -o "remount,nosuid,nodev,nr_inodes=$1" /state
@@ -135,7 +135,7 @@ def private_path(index: int) -> str:
     return f"/private/{index}"
 
 
-def outer(spec: SandboxSpec, *, rootless: bool) -> list[str]:
+def holder_command(spec: SandboxSpec, *, rootless: bool) -> list[str]:
     """Return the command that holds a sandbox open. It prints "ready", and ends when its stdin is closed.
 
     `unshare` makes the pid namespace, with bubblewrap as its first process, so that the kernel kills everything
@@ -168,7 +168,7 @@ def outer(spec: SandboxSpec, *, rootless: bool) -> list[str]:
                 argv += ["--dir", f"{BOX}{parent}"]
             argv += ["--ro-bind", str(mount.source.absolute()), f"{BOX}{mount.target}"]
     options = "lowerdir=/lower,upperdir=/state/upper,workdir=/state/work" + (",userxattr" if rootless else "")
-    most_files = max(_FEWEST_FILES, spec.limits.disk_bytes // _BYTES_PER_FILE)
+    most_files = max(_MIN_FILES, spec.limits.disk_bytes // _BYTES_PER_FILE)
     return [
         *argv,
         "--",
@@ -195,7 +195,7 @@ def environment(spec: SandboxSpec, extra: Mapping[str, str] | None) -> dict[str,
     }
 
 
-def inner(
+def command_arguments(
     spec: SandboxSpec, env: Mapping[str, str], sealed: Sequence[str] = (), *, cwd: str, reveal: bool
 ) -> list[str]:
     """Return bubblewrap's options for one run inside the outer one. `sealed` files are read-only in it."""

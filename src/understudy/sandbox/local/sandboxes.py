@@ -44,9 +44,9 @@ from understudy.sandbox.base import (
 )
 from understudy.sandbox.local import files, mounts
 from understudy.sandbox.local.holder import (
-    CHAIN_ENV,
-    JOIN_GROUP,
-    START_S,
+    HELPER_ENV,
+    RUN_IN_GROUP,
+    START_TIMEOUT_S,
     MountHolder,
     find_group_parent,
     start_holder,
@@ -85,8 +85,8 @@ class _SandboxRun:
         # sandbox.
         self._proc = os.dup(proc)
         self.status = os.memfd_create("status")
-        self.options = _file_with(os.fsencode("\0".join([*options, ""])))
-        self.filter = _file_with(filter)
+        self.options = _memory_file(os.fsencode("\0".join([*options, ""])))
+        self.filter = _memory_file(filter)
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -140,7 +140,7 @@ class _SandboxRun:
             os.close(children)
 
 
-def _file_with(content: bytes) -> int:
+def _memory_file(content: bytes) -> int:
     descriptor = os.memfd_create("content")
     os.write(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -195,54 +195,56 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
         reveal: bool = False,
     ) -> Completed:
         """Run a command. An exit code of 128 + n, a shell's notation for signal n, is returned as -n."""
-        where = self._absolute(cwd or "")
+        workdir = self._absolute(cwd or "")
         environment = mounts.environment(self._spec, env)
         check_no_nul("run", *argv, *environment, *environment.values())
-        self._check_program(argv[0], path=environment["PATH"], cwd=where, reveal=reveal)
+        self._check_program(argv[0], path=environment["PATH"], cwd=workdir, reveal=reveal)
         if reveal:
             self._make_private_targets()
-        options = mounts.inner(self._spec, environment, self._sealed, cwd=where, reveal=reveal)
+        options = mounts.command_arguments(self._spec, environment, self._sealed, cwd=workdir, reveal=reveal)
         # Only a control group counts memory files; without one they are denied, because no limit of a process
         # covers them.
         filter = seccomp_filter(memory_files=self._holder.group is not None)
         run = _SandboxRun(self._holder.proc, options, filter)
         command = [*self._kind.enter(self._holder, self._spec, run), *argv]
-        done, code = await run_to_completion(lambda over: self._watch(run, command, over, timeout_s, stdin))
-        if done.timed_out:
-            return done
-        if not self._holder.alive or (code is None and (done.exit_code or 0) < 0):
+        completed, code = await run_to_completion(
+            lambda cancelled: self._watch(run, command, cancelled, timeout_s, stdin)
+        )
+        if completed.timed_out:
+            return completed
+        if not self._holder.alive or (code is None and (completed.exit_code or 0) < 0):
             raise SandboxLost(
                 f"{argv[0]!r} did not finish: the sandbox was closed or killed while it ran; check this machine's "
                 "free memory (dmesg names killed processes), then run the same command again"
             )
         if code is None:
-            message = done.stderr.decode(errors="replace").strip()[-500:]
+            message = completed.stderr.decode(errors="replace").strip()[-500:]
             raise SandboxError(
-                f"cannot run {argv[0]!r} in {where}: {message or 'it could not be started'}; check the path, and "
-                "this machine with `understudy doctor`"
+                f"cannot run {argv[0]!r} in {workdir}: {message or 'it could not be started'}; check the path, "
+                "and this machine with `understudy doctor`"
             )
-        return replace(done, exit_code=exit_code_of_shell(code))
+        return replace(completed, exit_code=exit_code_of_shell(code))
 
     async def _watch(
-        self, run: _SandboxRun, command: list[str], over: asyncio.Event, timeout_s: float, stdin: bytes
+        self, run: _SandboxRun, command: list[str], cancelled: asyncio.Event, timeout_s: float, stdin: bytes
     ) -> tuple[Completed, int | None]:
         """Run the helper programs that run a command; return their result and the command's exit code.
 
         The code is None when the helpers failed before the command started.
         """
         try:
-            done = await run_process(
+            completed = await run_process(
                 command,
-                over,
+                cancelled,
                 timeout_s=timeout_s,
                 output_bytes=self._spec.limits.output_bytes,
                 stdin=stdin,
-                env=CHAIN_ENV,
+                env=HELPER_ENV,
                 pass_fds=run.descriptors,
                 kill=run.kill,
             )
             await run.gone()
-            return done, run.reported("exit-code")
+            return completed, run.reported("exit-code")
         except OSError as error:
             # raises SandboxLost when the sandbox was closed while the command started, which is no fault of the
             # machine
@@ -271,9 +273,11 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
         absolute = self._absolute(path)
         top = absolute.split("/")[1]
         if absolute.count("/") > 1 and files.file_mode(self._root(), f"/{top}") is None:
-            await asyncio.to_thread(files.make_directory, self._root(), f"{mounts.ATTIC}/{top}", self._kind.user)
+            await asyncio.to_thread(
+                files.make_directory, self._root(), f"{mounts.MADE_DIRECTORIES}/{top}", self._kind.user
+            )
             with contextlib.suppress(FileExistsError):
-                os.symlink(f"{mounts.ATTIC.lstrip('/')}/{top}", top, dir_fd=self._root())
+                os.symlink(f"{mounts.MADE_DIRECTORIES.lstrip('/')}/{top}", top, dir_fd=self._root())
         await asyncio.to_thread(files.write, self._root(), absolute, data, mode, self._kind.user)
 
     async def seal(self, paths: Sequence[str]) -> None:
@@ -352,7 +356,7 @@ class LocalSandboxes(Sandboxes):
         missing = [
             f"`{tool}` is missing; install it, on Debian and Ubuntu with: apt-get install {package}"
             for tool, package in TOOLS.items()
-            if shutil.which(tool, path=CHAIN_ENV["PATH"]) is None
+            if shutil.which(tool, path=HELPER_ENV["PATH"]) is None
         ]
         if missing:
             return missing
@@ -405,7 +409,9 @@ class LocalSandboxes(Sandboxes):
         # Written files are in memory too, and the control group charges them to the sandbox, so both limits are
         # added.
         memory_bytes = spec.limits.memory_bytes + spec.limits.disk_bytes
-        holder = await start_holder(mounts.outer(spec, rootless=self.user is None), self._groups[0], memory_bytes)
+        holder = await start_holder(
+            mounts.holder_command(spec, rootless=self.user is None), self._groups[0], memory_bytes
+        )
         try:
             await asyncio.to_thread(self._cut_off, holder)
             self._furnish(holder, spec)
@@ -423,7 +429,7 @@ class LocalSandboxes(Sandboxes):
             # In a process of its own, because only a single-threaded process can enter a user namespace.
             enter = ["nsenter", "--target", str(holder.target), "--user", "--preserve-credentials", "--net", "--"]
             command = [*enter, sys.executable, "-I", network.__file__]
-            subprocess.run(command, check=True, capture_output=True, timeout=START_S, env=CHAIN_ENV)
+            subprocess.run(command, check=True, capture_output=True, timeout=START_TIMEOUT_S, env=HELPER_ENV)
         except (OSError, subprocess.SubprocessError) as error:
             output = getattr(error, "stderr", None) or b""  # what the program said, if it ended
             problem = output.decode(errors="replace").strip()[-500:] or error
@@ -451,7 +457,7 @@ class LocalSandboxes(Sandboxes):
 
     def enter(self, holder: MountHolder, spec: SandboxSpec, run: _SandboxRun) -> list[str]:
         """Return the helper commands that bring a command into a sandbox; each one executes the next."""
-        chain = ["/bin/sh", "-c", JOIN_GROUP, "join", str(holder.group)] if holder.group else []
+        chain = ["/bin/sh", "-c", RUN_IN_GROUP, "join", str(holder.group)] if holder.group else []
         chain += ["nsenter", "--target", str(holder.target), "--mount", "--pid", "--net"]
         if self.user is None:
             chain += ["--user", "--preserve-credentials"]

@@ -176,9 +176,9 @@ async def _receive_all(worker: _BackgroundWorker, output: int) -> None:
     while True:
         content, code = await worker.receive(offset)
         offset += len(content)
-        rest = memoryview(content)
-        while rest:
-            rest = rest[await asyncio.to_thread(os.write, output, rest) :]
+        unwritten = memoryview(content)
+        while unwritten:
+            unwritten = unwritten[await asyncio.to_thread(os.write, output, unwritten) :]
         if code is not None and not content:
             sys.stderr.write(await worker.errors())
             return
@@ -190,7 +190,7 @@ def _environment(settings: dict[str, Any], directory: Path) -> Any:
     task: Any = importlib.import_module("harbor.models.task.config")
     trial: Any = importlib.import_module("harbor.models.trial.config")
     provider: str = settings["provider"]
-    which = {"import_path": provider} if ":" in provider else {"type": provider}
+    provider_field = {"import_path": provider} if ":" in provider else {"type": provider}
     definition = directory / "environment"
     definition.mkdir()
     if settings["image"]:
@@ -198,7 +198,7 @@ def _environment(settings: dict[str, Any], directory: Path) -> Any:
     trial_paths = paths.TrialPaths(directory / "trial")
     trial_paths.mkdir()
     return factory.EnvironmentFactory.create_environment_from_config(
-        trial.EnvironmentConfig(**which, kwargs=settings["options"]),
+        trial.EnvironmentConfig(**provider_field, kwargs=settings["options"]),
         environment_dir=definition,
         environment_name="understudy",
         session_id=settings["session"],
@@ -218,8 +218,8 @@ async def _serve(settings: dict[str, Any], output: int) -> None:
             await worker.start(settings["command"])
             sending = asyncio.create_task(_send_all(worker, incoming))
             receiving = asyncio.create_task(_receive_all(worker, output))
-            done, left = await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
-            for task in left:
+            done, pending = await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
+            for task in pending:
                 task.cancel()
             for task in done:
                 task.result()

@@ -166,10 +166,10 @@ class KubernetesSandboxes(WorkerSandboxes):
         """
         ended: list[str] = []
         for pod in await self._pods():
-            sandbox, over = _open_sandbox(pod), pod.status.phase not in _OPEN
-            if over or sandbox.id in ids or sandbox.deadline < time.time():
+            sandbox, has_ended = _open_sandbox(pod), pod.status.phase not in _OPEN
+            if has_ended or sandbox.id in ids or sandbox.deadline < time.time():
                 await self._run(*_deletion(sandbox.id))
-                ended += [] if over else [sandbox.id]
+                ended += [] if has_ended else [sandbox.id]
         return ended
 
     async def _pods(self) -> list[_Pod]:
@@ -264,8 +264,8 @@ class KubernetesSandboxes(WorkerSandboxes):
         argv = (*self._kubectl, *arguments)
         try:
             completed = await run_to_completion(
-                lambda over: run_process(
-                    argv, over, timeout_s=timeout_s, output_bytes=_OUTPUT_BYTES, stdin=stdin, env=os.environ
+                lambda cancelled: run_process(
+                    argv, cancelled, timeout_s=timeout_s, output_bytes=_OUTPUT_BYTES, stdin=stdin, env=os.environ
                 )
             )
         except OSError as error:

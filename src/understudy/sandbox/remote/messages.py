@@ -212,6 +212,6 @@ class MessageStream:
             if not content:
                 return None
             self._rest += content
-        part = bytes(memoryview(self._rest)[:count])
+        taken = bytes(memoryview(self._rest)[:count])
         del self._rest[:count]
-        return part
+        return taken

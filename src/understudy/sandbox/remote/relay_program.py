@@ -103,13 +103,13 @@ class Channel:
 
     async def write(self, content: bytes) -> None:
         """Send bytes, as fast as the other end accepts them. Raises ConnectionResetError."""
-        rest = memoryview(content)
-        while rest:
+        unsent = memoryview(content)
+        while unsent:
             await self._wait(lambda: self._allowed > 0)
-            count = min(len(rest), self._allowed, FRAME_BYTES)
+            count = min(len(unsent), self._allowed, FRAME_BYTES)
             self._allowed -= count
-            await self._owner.send(DATA, self.number, bytes(rest[:count]))
-            rest = rest[count:]
+            await self._owner.send(DATA, self.number, bytes(unsent[:count]))
+            unsent = unsent[count:]
 
     async def end(self) -> None:
         """Tell the other end that no more bytes follow."""

@@ -237,9 +237,9 @@ async def _send(connection: WorkerConnection, digest: str, archive: IO[bytes]) -
     archive.seek(0)
     while True:
         piece = archive.read(PIECE_BYTES)
-        last = archive.tell() == size
-        await connection.ask(messages.UploadRequest(digest, piece, last), type(None))
-        if last:
+        is_last = archive.tell() == size
+        await connection.ask(messages.UploadRequest(digest, piece, is_last), type(None))
+        if is_last:
             return
 
 

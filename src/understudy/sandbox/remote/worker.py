@@ -90,12 +90,12 @@ class SandboxWorker:
 
     async def _next(self, stream: MessageStream) -> bytes | None:
         """Return the next message; None if none comes in time, with the reason in `_ended`."""
-        left = math.inf if self._deadline is None else self._deadline - time.monotonic()
+        seconds_left = math.inf if self._deadline is None else self._deadline - time.monotonic()
         try:
-            async with asyncio.timeout(min(messages.LEASE_S, left)):
+            async with asyncio.timeout(min(messages.LEASE_S, seconds_left)):
                 content = await stream.receive()
         except TimeoutError:
-            late = left < messages.LEASE_S
+            late = seconds_left < messages.LEASE_S
             self._ended = "the sandbox has reached its deadline" if late else "nothing was heard for too long"
             return None
         except ConnectionResetError:

@@ -157,8 +157,8 @@ def _module(draw: random.Random, split: Split) -> ModuleSpec:
     folder, functions = draw.choice(_FOLDERS), tuple(_function(draw, names) for _ in range(draw.randint(2, 3)))
     faulty = draw.randrange(len(functions))
     meaning = functions[faulty].meaning
-    others = [other for other in MEANINGS if other.kind == meaning.kind and other is not meaning]
-    return ModuleSpec(f"{folder}/{next(names)}.py", functions, faulty, draw.choice(others))
+    other_meanings = [other for other in MEANINGS if other.kind == meaning.kind and other is not meaning]
+    return ModuleSpec(f"{folder}/{next(names)}.py", functions, faulty, draw.choice(other_meanings))
 
 
 def _function(draw: random.Random, names: Iterator[str]) -> FunctionSpec:

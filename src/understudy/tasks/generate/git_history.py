@@ -149,15 +149,15 @@ class History:
         unique = list(dict.fromkeys(blobs))
         out = self._run("cat-file", "--batch", stdin="".join(f"{blob}\n" for blob in unique).encode())
         contents: dict[str, bytes] = {}
-        at = 0
+        offset = 0
         for blob in unique:
-            end = out.index(b"\n", at)
-            header = out[at:end].split()
+            end = out.index(b"\n", offset)
+            header = out[offset:end].split()
             if len(header) != 3 or header[1] != b"blob":
                 raise self._missing(blob)
             length = int(header[2])
             contents[blob] = out[end + 1 : end + 1 + length]
-            at = end + 2 + length
+            offset = end + 2 + length
         return contents
 
     def _missing(self, blob: str) -> TaskError:
@@ -184,7 +184,7 @@ class History:
         }
         command = [self._git, "--no-pager", *options, "-C", str(self._repository), *arguments]
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 command, input=stdin, capture_output=True, env=environment, timeout=_TIMEOUT_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -192,10 +192,10 @@ class History:
                 f"{self._repository}: git {arguments[0]} could not be run, or did not end within {_TIMEOUT_S} s: "
                 f"{error}; check git with `understudy doctor`, or give a smaller repository"
             ) from error
-        if done.returncode:
-            message = done.stderr.decode(errors="replace").strip()[:500]
+        if completed.returncode:
+            message = completed.stderr.decode(errors="replace").strip()[:500]
             raise TaskError(f"{self._repository}: git {arguments[0]} failed: {message}{_ADVICE}")
-        return done.stdout
+        return completed.stdout
 
 
 def _blob(id: bytes) -> str:

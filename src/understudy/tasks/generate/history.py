@@ -257,9 +257,9 @@ async def _task_of_commit(
     if not broken:
         raise TaskError("no test fails without the commit and passes with it; expected at least one")
     failures = [FailedCheck(id, normalise_message(before[0].messages.get(id, ""), workdir)) for id in broken]
-    others = tuple(id for id in passed if id not in set(broken))
+    still_passing = tuple(id for id in passed if id not in set(broken))
     checks = PytestChecks(
-        files=candidate.tests, fail_to_pass=tuple(broken), pass_to_pass=others, timeout_s=_CHECK_TIMEOUT_S
+        files=candidate.tests, fail_to_pass=tuple(broken), pass_to_pass=still_passing, timeout_s=_CHECK_TIMEOUT_S
     )
     return replace(task, checks=checks, instruction=_instruction(name, candidate.commit, failures))
 

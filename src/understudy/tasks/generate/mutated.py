@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 """Called with how many tasks are made and how many mutants were tried."""
 
 _FAILING_SHARE_BOUNDS = (0.01, 0.5)  # of the tests that reach the mutated lines
-_MUTATIONS = {1: 50, 2: 35, 3: 15}  # weights of the number of mutations in a task
+_MUTATION_COUNT_WEIGHTS = {1: 50, 2: 35, 3: 15}  # weights of the number of mutations in a task
 _TRIES_PER_TASK = 40
 _CHECK_TIMEOUT_S = 60.0
 
@@ -154,16 +154,16 @@ def _candidates(targets: list[_MutationTarget], seed: str, limit: int) -> Iterat
     drawn: set[tuple[str, tuple[Site, ...]]] = set()
     weights = [len(target.reached) ** 0.5 for target in targets]
     for number in range(limit if targets else 0):
-        draw = random.Random(f"{seed}:{number}")
-        target = draw.choices(targets, weights)[0]
-        (size,) = draw.choices(list(_MUTATIONS), list(_MUTATIONS.values()))
+        rng = random.Random(f"{seed}:{number}")
+        target = rng.choices(targets, weights)[0]
+        (size,) = rng.choices(list(_MUTATION_COUNT_WEIGHTS), list(_MUTATION_COUNT_WEIGHTS.values()))
         picked: list[Site] = []
         for _ in range(size):
-            near = [site for site in target.reached if all(_are_apart(site, other) for other in picked)]
-            if not near:
+            free_sites = [site for site in target.reached if all(_are_apart(site, other) for other in picked)]
+            if not free_sites:
                 break
-            operator = draw.choice(sorted({site.operator for site in near}))
-            picked.append(draw.choice([site for site in near if site.operator == operator]))
+            operator = rng.choice(sorted({site.operator for site in free_sites}))
+            picked.append(rng.choice([site for site in free_sites if site.operator == operator]))
         chosen = tuple(sorted(picked))
         changed = mutate(target.text, chosen)
         if (target.path, chosen) in drawn or not _compiles(changed):
@@ -243,16 +243,16 @@ def _broken(report: PytestReport, relevant: list[str]) -> list[str]:
 
 def _faulty_lines(mutant: Mutant) -> list[str]:
     lines: list[str] = []
-    moved = 0
+    shift = 0
     for site in mutant.sites:
         for text, start, end in (
             (mutant.original, site.start, site.end),
-            (mutant.changed, site.start + moved, site.start + moved + len(site.replacement)),
+            (mutant.changed, site.start + shift, site.start + shift + len(site.replacement)),
         ):
             first = text.rfind("\n", 0, start) + 1
             last = text.find("\n", max(start, end - 1))
             lines += text[first : last if last >= 0 else len(text)].splitlines()
-        moved += len(site.replacement) - (site.end - site.start)
+        shift += len(site.replacement) - (site.end - site.start)
     return lines
 
 

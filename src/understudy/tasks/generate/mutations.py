@@ -239,9 +239,9 @@ def _changes(module: ParsedModule, node: ast.AST) -> Iterator[Change]:
 
 def _comparisons(module: ParsedModule, node: ast.Compare) -> Iterator[Change]:
     for (left, right), kind in zip(pairwise([node.left, *node.comparators]), node.ops, strict=True):
-        old, others = _COMPARE[type(kind)]
+        old, alternatives = _COMPARE[type(kind)]
         start, end = module.find(module.span(left)[1], module.span(right)[0], old)
-        for operator, new in others.items():
+        for operator, new in alternatives.items():
             yield start, end, operator, new
 
 
@@ -300,9 +300,9 @@ def _without_else(module: ParsedModule, node: ast.If) -> Iterator[Change]:
     if not node.orelse:
         return
     start, word_end = module.find(module.span(node.body[-1])[1], module.span(node.orelse[0])[0], r"\belse\b")
-    last = node.orelse[-1].end_lineno
-    if start < word_end and last is not None:
-        first, end = module.lines(module.line(start), last)
+    last_line = node.orelse[-1].end_lineno
+    if start < word_end and last_line is not None:
+        first, end = module.lines(module.line(start), last_line)
         if not module.text[first:start].strip() and _ends_line(module, node.orelse[-1]):
             yield first, end, "missing else", ""
 
@@ -447,18 +447,21 @@ def _used(root: ast.AST, without: Collection[int] = ()) -> set[str]:
 def _extent(module: ParsedModule, test: _Test) -> tuple[int, int]:
     """Return the lines of a test, with the comments directly above it and the blank lines after it."""
     assert test.end_lineno is not None
-    first, last = min([test.lineno, *(decorator.lineno for decorator in test.decorator_list)]), test.end_lineno
-    while first > 1 and _line(module, first - 1).strip().startswith("#"):
-        first -= 1
-    while last < module.count and not _line(module, last + 1).strip():
-        last += 1
+    first_line, last_line = (
+        min([test.lineno, *(decorator.lineno for decorator in test.decorator_list)]),
+        test.end_lineno,
+    )
+    while first_line > 1 and _line(module, first_line - 1).strip().startswith("#"):
+        first_line -= 1
+    while last_line < module.count and not _line(module, last_line + 1).strip():
+        last_line += 1
     before = module.text[module.lines(test.lineno, test.lineno)[0] : module.span(test)[0]].strip()
     if before not in ("", "async") or not _ends_line(module, test):
         raise TaskError(
             f"line {test.lineno}: the test shares a line with other code and cannot be removed; choose "
             "another test"
         )
-    return module.lines(first, last)
+    return module.lines(first_line, last_line)
 
 
 def _line(module: ParsedModule, number: int) -> str:

@@ -43,9 +43,9 @@ def compose(package: str, version: str, module: str, failures: Sequence[FailedCh
         f"{broken}:",
         *(failing_example(number, failure) for number, failure in enumerate(examples, start=1)),
     ]
-    if rest := number - len(examples):
-        checks = "check on the same code fails" if rest == 1 else "checks on the same code fail"
-        parts.append(f"{rest} further {checks} too.")
+    if unshown := number - len(examples):
+        checks = "check on the same code fails" if unshown == 1 else "checks on the same code fail"
+        parts.append(f"{unshown} further {checks} too.")
     parts.append(
         "Find the cause in the package's source and correct it there, so that the checks hold again and all "
         "that works now goes on working. The checks themselves are not in this tree; tests and public interfaces "

@@ -178,13 +178,13 @@ async def _reach(sandbox: Sandbox, package: Package, files: list[str]) -> dict[s
     script, out = (posixpath.join(sandbox.home, name) for name in ("reach.py", "reach.json"))
     await sandbox.write(script, await asyncio.to_thread(Path(reach_plugin.__file__).read_bytes))
     paths = [posixpath.join(sandbox.workdir, file) for file in files]
-    done = await sandbox.run(
+    completed = await sandbox.run(
         ["python", "-P", "-s", script, out, sandbox.workdir, package.code, *paths],
         timeout_s=_RUN_TIMEOUT_S,
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=sandbox.workdir,
     )
-    if done.timed_out:
+    if completed.timed_out:
         raise TaskError(
             f"{package.sdist.name}: its tests, traced, did not end within {_RUN_TIMEOUT_S:.0f} s; run the same "
             "command again while this machine is less busy, or with fewer --jobs"
@@ -192,7 +192,7 @@ async def _reach(sandbox: Sandbox, package: Package, files: list[str]) -> dict[s
     try:
         return msgspec.json.decode(await sandbox.read(out), type=dict[str, ReachedLines])
     except (FileNotFoundError, msgspec.MsgspecError) as error:
-        output = (done.stdout + done.stderr)[-2000:].decode(errors="replace")
+        output = (completed.stdout + completed.stderr)[-2000:].decode(errors="replace")
         raise TaskError(
             f"{package.sdist.name}: its tests cannot be traced with this machine's Python ({error}); choose "
             f"another package, or correct what the tests report:\n{output}"

@@ -97,7 +97,7 @@ def pin(requirements: Iterable[str], *, cache: Path) -> tuple[str, ...]:
             requirements_file,
         ]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+            completed = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as error:
             raise ConfigError(
                 f"pip did not resolve the requirements {', '.join(lines)[:200]} within {_TIMEOUT_S} s; check the "
@@ -108,11 +108,11 @@ def pin(requirements: Iterable[str], *, cache: Path) -> tuple[str, ...]:
                 f"{python}: pip cannot be run there: {error.strerror}; delete {python.parents[1]}, which is made "
                 "again by the next command"
             ) from error
-        if done.returncode:
+        if completed.returncode:
             raise ConfigError(
                 f"pip could not resolve the requirements {', '.join(lines)[:200]} from wheels; give those that "
                 "the tests need with --requirements FILE (with only comments in it: none). pip "
-                f"said:\n{done.stderr.strip()[-2000:]}"
+                f"said:\n{completed.stderr.strip()[-2000:]}"
             )
         resolved = msgspec.json.decode(report.read_bytes(), type=_Report)
     pins: list[str] = []

@@ -129,9 +129,9 @@ def generator_output(ids: Sequence[TrajectoryID], finished: Sequence[_TimedRollo
         if rollout is None or trajectory_id.instance_id in failed:
             rows.append((_EMPTY_ROW, 0.0, trajectory_id, True, seconds, "error"))
             continue
-        *others, last = [verl.row(sequence) for sequence in rollout.sequences]
-        rows += [(row, 0.0, trajectory_id, False, seconds, "complete") for row in others]
-        rows.append((last, rollout.reward, trajectory_id, True, seconds, "complete"))
+        *earlier_rows, last_row = [verl.row(sequence) for sequence in rollout.sequences]
+        rows += [(row, 0.0, trajectory_id, False, seconds, "complete") for row in earlier_rows]
+        rows.append((last_row, rollout.reward, trajectory_id, True, seconds, "complete"))
     return GeneratorOutput(
         prompt_token_ids=[row.prompt for row, *_ in rows],
         response_ids=[row.response for row, *_ in rows],
@@ -144,7 +144,7 @@ def generator_output(ids: Sequence[TrajectoryID], finished: Sequence[_TimedRollo
         trajectory_generation_times=[seconds for *_, seconds, _ in rows],
         trajectory_time_splits=None,
         rollout_expert_indices=None,
-        is_last_step=[last for *_, last, _, _ in rows],
+        is_last_step=[last_row for *_, last_row, _, _ in rows],
         env_metrics=None,
         pixel_values=None,
         image_grid_thw=None,

@@ -65,9 +65,9 @@ def start_step(
     carried_tasks = {ref.task for ref in carried}
     count = max(1, config.groups - len(carried))
     # Tasks with a carried-over group are not started a second time while there are enough others.
-    others = [task for task in available if task not in carried_tasks]
+    fresh_tasks = [task for task in available if task not in carried_tasks]
     drawn = draw_tasks(
-        others if len(others) >= count else available, state.rates, count, seed=config.seed, step=number
+        fresh_tasks if len(fresh_tasks) >= count else available, state.rates, count, seed=config.seed, step=number
     )
     return StepState(
         step=number,
@@ -167,16 +167,16 @@ def select_for_update(
     )
     if last or len(held) >= config.min_groups:
         return selection
-    others = {ref: figures for ref, figures in ready.items() if ref not in held}
-    rest = select_fresh_groups(directory, state, others, runs, max_staleness=config.max_staleness)
-    equal = {NO_SIGNAL: len(rest.used)} if rest.used else {}
+    without_signal = {ref: figures for ref, figures in ready.items() if ref not in held}
+    usable = select_fresh_groups(directory, state, without_signal, runs, max_staleness=config.max_staleness)
+    equal = {NO_SIGNAL: len(usable.used)} if usable.used else {}
     return replace(
         selection,
-        used=rest.used,
+        used=usable.used,
         held=held,
         groups={},
         staleness=0,
-        skipped=dict(sorted((rest.skipped | equal).items())),
+        skipped=dict(sorted((usable.skipped | equal).items())),
     )
 
 

@@ -142,8 +142,8 @@ class Loop:
         waves = [self._evaluating] if self._evaluating else going
         total = sum(wave.progress.total for wave in waves)
         if total:
-            done, solved = (sum(getattr(wave.progress, name) for wave in waves) for name in ("done", "solved"))
-            parts.append(f"{done}/{total} rollouts, {solved} solved")
+            ended, solved = (sum(getattr(wave.progress, name) for wave in waves) for name in ("done", "solved"))
+            parts.append(f"{ended}/{total} rollouts, {solved} solved")
             if failed := sum(wave.progress.failed for wave in waves):
                 parts.append(f"{failed} failed")
             if waves[-1].status not in ("collecting", "ended"):
@@ -295,7 +295,7 @@ class Loop:
 
     async def _wait_for_groups(self, number: int) -> dict[GroupRef, TaskCounts]:
         """Wait until enough groups for an update have finished; return them with the counts of their rollouts."""
-        last = number >= self.config.steps or not self._collects_during_update(number)
+        is_last = number >= self.config.steps or not self._collects_during_update(number)
         groups_needed = max(1, math.ceil(self.config.quorum * self.config.groups))
         while True:
             # Taken before counting: a wave that ends between the two is then counted again in the next pass.
@@ -304,7 +304,7 @@ class Loop:
             ready = await self._finished_groups()
             open_ = any(ref.wave in running for ref in self.state.pending() if ref not in ready)
             differing = sum(figures.differ and self._was_started_recently(ref) for ref, figures in ready.items())
-            if not open_ or (not last and len(ready) >= groups_needed and differing >= self.config.min_groups):
+            if not open_ or (not is_last and len(ready) >= groups_needed and differing >= self.config.min_groups):
                 return ready
             async with running_tasks(*(wave.changed() for wave in running.values())) as changes:
                 await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
@@ -349,12 +349,12 @@ class Loop:
         raise its error.
         """
         waves = [wave.wait() for wave in self._waves.values() if not wave.ended]
-        async with running_tasks(work, *waves) as (task, *others):
-            going = set(others)
+        async with running_tasks(work, *waves) as (task, *wave_tasks):
+            running_waves = set(wave_tasks)
             while not task.done():
-                done, _ = await asyncio.wait({task, *going}, return_when=asyncio.FIRST_COMPLETED)
-                for ended in done & going:
-                    going.discard(ended)
+                done, _ = await asyncio.wait({task, *running_waves}, return_when=asyncio.FIRST_COMPLETED)
+                for ended in done & running_waves:
+                    running_waves.discard(ended)
                     ended.result()
             return task.result()
 

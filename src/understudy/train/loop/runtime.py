@@ -187,7 +187,7 @@ async def run_loop(
     Raises ConfigError when the directory holds another loop or when a model, server or option cannot be used,
     otherwise the error that the loop cannot continue after; calling it again with the same arguments resumes.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     if runtime.max_cost_usd is not None and not runtime.usd_per_hour:
         raise ConfigError(
             "--max-cost needs --usd-per-hour, because a loop's own server is paid by time; give both"
@@ -197,12 +197,12 @@ async def run_loop(
     _check_publish_method(config, runtime, options)
     database = _database_of(config, runtime)
     directory = LoopDirectory(root, database)
-    alone = locked(
+    lock = locked(
         directory.lock,
         busy=f"another loop is using {root}; wait for it, or give another --output-dir",
         remedy="give an --output-dir that you can write",
     )
-    with alone:
+    with lock:
         directory.enter(config)
         async with contextlib.AsyncExitStack() as stack:
             state = directory.load()
@@ -212,15 +212,15 @@ async def run_loop(
                 if database is not None:
                     state = replace(state, database=WaveDatabase(str(database), uuid.uuid4().hex[:12]))
                 directory.save(state)
-            elif (moved := _with_current_database(state, waves, root)) != state:
-                directory.save(state := moved)
+            elif (current_state := _with_current_database(state, waves, root)) != state:
+                directory.save(state := current_state)
             if waves is not None and state.database is not None:
                 busy = f"another process executes the loop of {root}; wait for it, or stop it"
                 stack.enter_context(waves.hold(f"loop {state.database.loop}", busy=busy))
             weights = _existing_weights(directory, state.weights)
             # The trainer resumes from its newest weights, even if they are not published yet.
             resume = None if state.trained is None else _existing_weights(directory, state.trained)
-            watching = stack.enter_context(TrackingWatcher(watcher, root, runtime.trackers))
+            tracking_watcher = stack.enter_context(TrackingWatcher(watcher, root, runtime.trackers))
             trainer = await stack.enter_async_context(
                 open_trainer(Path(config.model), options, resume=resume, threads=runtime.threads)
             )
@@ -255,13 +255,13 @@ async def run_loop(
                 collector=collector,
                 trainer=trainer,
                 publisher=publisher,
-                watcher=watching,
+                watcher=tracking_watcher,
                 token_values_bytes=runtime.token_values_mb << 20,
                 teacher=teacher,
             )
             clock = CostClock(directory.root / "hours.json", runtime.usd_per_hour, runtime.max_cost_usd)
             stopped = await _run_to_end(loop, watch, clock.watch)
-            return summary_of(config, directory, loop.state, stopped=stopped, wall_s=time.monotonic() - began)
+            return summary_of(config, directory, loop.state, stopped=stopped, wall_s=time.monotonic() - started)
 
 
 def _database_of(config: LoopConfig, runtime: LoopRuntime) -> StoreUrl | None:
@@ -330,8 +330,10 @@ def summary_of(
     evaluated = [evaluation for evaluation in state.evaluations if evaluation.total]
     gain = None
     if len(evaluated) > 1:
-        first, last = evaluated[0], evaluated[-1]
-        gain = newcombe((first.solved, first.total), (last.solved, last.total))
+        first_evaluation, last_evaluation = evaluated[0], evaluated[-1]
+        gain = newcombe(
+            (first_evaluation.solved, first_evaluation.total), (last_evaluation.solved, last_evaluation.total)
+        )
     return LoopSummary(
         output_dir=str(directory.root),
         steps=len(finished),
@@ -434,8 +436,8 @@ async def serving(
         return
     lora = runtime.publish == "lora"
     # An adapter is applied to the model that it was trained on, so the server starts with that one.
-    base, called = (Path(config.model), version_name(0)) if lora else (weights, version)
-    async with start_server(weights=base, version=called, device=runtime.device) as server:
+    base, served_version = (Path(config.model), version_name(0)) if lora else (weights, version)
+    async with start_server(weights=base, version=served_version, device=runtime.device) as server:
         url = f"{server.url}/v1"
         served = msgspec.structs.replace(served, urls=(url,), model=config.served_model or server.model)
         publisher = make_publisher("embedded", url, method=runtime.publish)
@@ -557,7 +559,7 @@ class TrackingWatcher(Watcher):
         if self._open:
             self._thread.submit(work).add_done_callback(self._log_failure)
 
-    def _log_failure(self, done: Future[Any]) -> None:
-        if (error := done.exception()) is not None and self._open:
+    def _log_failure(self, finished_call: Future[Any]) -> None:
+        if (error := finished_call.exception()) is not None and self._open:
             self._open = False
             _log.warning("tracking stopped, because a tracker failed: %s; metrics.jsonl is still written", error)

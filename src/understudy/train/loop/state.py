@@ -308,9 +308,9 @@ class LoopState(Struct, frozen=True, kw_only=True):
 
     def pending(self) -> tuple[GroupRef, ...]:
         """Return the groups that were started but not used, dropped or refused, the oldest first."""
-        over = {ref for step in self.steps for ref in (*step.used, *step.dropped)}
+        finished_groups = {ref for step in self.steps for ref in (*step.used, *step.dropped)}
         started = (GroupRef(step.step, task) for step in self.steps for task in step.tasks)
-        return tuple(ref for ref in started if ref not in over and ref.task not in self.refused)
+        return tuple(ref for ref in started if ref not in finished_groups and ref.task not in self.refused)
 
     def skipped(self) -> dict[str, int]:
         """Return how many items were not learned from, by reason, over all steps."""
@@ -391,10 +391,11 @@ class LoopDirectory:
         path = self.root / "loop.json"
         existing = read_json(path, LoopConfig)
         if existing is None and (
-            other := next((name for name in _OTHER_CONTENTS if (self.root / name).exists()), None)
+            foreign_file := next((name for name in _OTHER_CONTENTS if (self.root / name).exists()), None)
         ):
             raise ConfigError(
-                f"{self.root} holds {_OTHER_CONTENTS[other]} ({other}), not a loop; give another --output-dir"
+                f"{self.root} holds {_OTHER_CONTENTS[foreign_file]} ({foreign_file}), not a loop; give another "
+                "--output-dir"
             )
         if existing is not None:
             before, now = (msgspec.to_builtins(settings) for settings in (existing, config))
@@ -414,8 +415,8 @@ class LoopDirectory:
     def save(self, state: LoopState) -> None:
         """Replace state.json and metrics.jsonl, durably. Raises StoreError."""
         write_json(self.root / "state.json", state)
-        over = [step for step in state.steps if step.phase in ("updated", "published")]
-        lines = [msgspec.json.encode(metrics_of(step)) + b"\n" for step in over]
+        updated_steps = [step for step in state.steps if step.phase in ("updated", "published")]
+        lines = [msgspec.json.encode(metrics_of(step)) + b"\n" for step in updated_steps]
         replace_file(self.root / "metrics.jsonl", b"".join(lines))
 
 
@@ -494,8 +495,8 @@ def _describe_differences(keys: list[str], before: dict[str, Any], now: dict[str
         elif isinstance(now[key], dict) and isinstance(before.get(key), dict):
             old: dict[str, Any] = before[key]
             new: dict[str, Any] = now[key]
-            inner = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-            parts.append(f"{key}: {', '.join(inner[:4])}{', …' if len(inner) > 4 else ''}")
+            differing_names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+            parts.append(f"{key}: {', '.join(differing_names[:4])}{', …' if len(differing_names) > 4 else ''}")
         else:
             parts.append(f"{key}: {before.get(key)!r} before, {now[key]!r} now")
     return "; ".join(parts)

@@ -265,11 +265,11 @@ def check_weights(weights: Path, kind: WeightsKind) -> Path:
     """Return the absolute path of a directory with weights of this kind. Raises ConfigError when it has none."""
     path = weights.resolve()
     lora = kind == "lora"
-    needed, other = ("adapter_config.json", "config.json") if lora else ("config.json", "adapter_config.json")
+    needed, unexpected = ("adapter_config.json", "config.json") if lora else ("config.json", "adapter_config.json")
     stems = ("adapter_model",) if lora else ("model", "pytorch_model")
     if not (path / needed).is_file():
         remedy = f"give a directory with {'a LoRA adapter' if lora else 'a model'}"
-        if (path / other).is_file():
+        if (path / unexpected).is_file():
             remedy += (
                 f", or publish {'its model with --publish disk' if lora else 'its adapter with --publish lora'}"
             )

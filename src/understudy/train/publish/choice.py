@@ -103,10 +103,10 @@ class MultiPublisher:
 
         Raises the exception of one that failed; BackendErrors of several servers are joined into one.
         """
-        done = await asyncio.gather(*calls, return_exceptions=True)
-        failed = [outcome for outcome in done if isinstance(outcome, BaseException)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        failed = [outcome for outcome in results if isinstance(outcome, BaseException)]
         if not failed:
-            return list(done)
+            return list(results)
         if len(failed) == 1 or not all(isinstance(error, BackendError) for error in failed):
             raise failed[0]
         raise BackendError("; ".join(map(str, failed))) from failed[0]

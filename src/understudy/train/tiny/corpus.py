@@ -82,8 +82,8 @@ def lookups(seed: int, split: Split = "train") -> Iterator[str]:
         texts: list[str] = []
         answers: list[str] = []
         for function in module.functions:
-            others = [meaning for meaning in MEANINGS if meaning.kind == function.meaning.kind]
-            does, should = function.expression(draw.choice(others)), function.expression()
+            same_kind = [meaning for meaning in MEANINGS if meaning.kind == function.meaning.kind]
+            does, should = function.expression(draw.choice(same_kind)), function.expression()
             texts.append(function.code(does))
             edit = f'"old_string": "return {does}", "new_string": "return {should}"'
             answers.append(f"`{function.name}` {function.signature} {edit}\n")
@@ -155,8 +155,10 @@ def _wrong(module: ModuleSpec, draw: random.Random) -> tuple[FunctionSpec, str]:
 
 def _elsewhere(module: ModuleSpec, draw: random.Random) -> tuple[FunctionSpec, str]:
     function = draw.choice([other for other in module.functions if other is not module.broken])
-    others = [meaning for meaning in MEANINGS if meaning.kind == function.meaning.kind]
-    return function, function.expression(draw.choice([other for other in others if other is not function.meaning]))
+    same_kind = [meaning for meaning in MEANINGS if meaning.kind == function.meaning.kind]
+    return function, function.expression(
+        draw.choice([other for other in same_kind if other is not function.meaning])
+    )
 
 
 _EDITS: Mapping[str, Callable[[ModuleSpec, random.Random], tuple[FunctionSpec, str]]] = {

@@ -88,7 +88,7 @@ def configuration(vocabulary: int) -> Qwen3Config:
         num_attention_heads=6,
         num_key_value_heads=6,
         head_dim=32,
-        max_position_embeddings=tokenizer.CONTEXT,
+        max_position_embeddings=tokenizer.CONTEXT_TOKENS,
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -235,16 +235,16 @@ def pretrain(
     model: Any = Qwen3ForCausalLM(architecture(len(reader)))
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
     matrix_ids = {id(weight) for weight in matrices}
-    others = [weight for weight in model.parameters() if id(weight) not in matrix_ids]
+    other_weights = [weight for weight in model.parameters() if id(weight) not in matrix_ids]
     optimizers: list[Any] = [
         torch.optim.Muon(matrices, lr=_LEARNING_RATE["matrices"], weight_decay=0.01),
-        torch.optim.AdamW(others, lr=_LEARNING_RATE["others"], betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(other_weights, lr=_LEARNING_RATE["others"], betas=(0.9, 0.95), weight_decay=0.0),
     ]
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _learning_rate_factor(step, steps))
         for optimizer in optimizers
     ]
-    done = 0
+    steps_made = 0
     if resumes:
         state = torch.load(checkpoint, weights_only=True)
         if state["asked"] != [steps, seed]:
@@ -256,11 +256,13 @@ def pretrain(
         model.load_state_dict(state["model"])
         for part, saved in zip([*optimizers, *schedules], state["parts"], strict=True):
             part.load_state_dict(saved)
-        done = state["step"]
+        steps_made = state["step"]
     parameters = sum(weight.numel() for weight in model.parameters())
-    report(f"{parameters:,} parameters, {len(reader)} tokens in the vocabulary, from step {done}")
+    report(f"{parameters:,} parameters, {len(reader)} tokens in the vocabulary, from step {steps_made}")
     started, tokens = time.monotonic(), 0
-    for step, batch in zip(range(done + 1, steps + 1), batches(reader, seed, done, steps), strict=False):
+    for step, batch in zip(
+        range(steps_made + 1, steps + 1), batches(reader, seed, steps_made, steps), strict=False
+    ):
         loss = 0.0
         size = max(1, _MICRO_TOKENS // batch.ids.shape[1])
         for start in range(0, len(batch.ids), size):

@@ -18,16 +18,16 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from understudy.model.hermes import SPECIAL_TOKENS
 
-VOCABULARY = 1024
-CONTEXT = 4096
+VOCABULARY_SIZE = 1024
+CONTEXT_TOKENS = 4096
 
 _COMMON_SHARE = 0.02
 _PRE_TOKENS = r"\p{L}+|\p{N}| +|\n+|[^\s\p{L}\p{N}]+|\s"
 
 
 def train(texts: Sequence[str]) -> Tokenizer:
-    """Return a byte-level BPE tokenizer with `VOCABULARY` tokens, none of which crosses a word's or symbol run's
-    boundary.
+    """Return a byte-level BPE tokenizer with `VOCABULARY_SIZE` tokens. No token has parts of two words, or of a
+    word and a symbol.
     """
     counts = Counter(word for text in texts for word in set(re.findall(r"[A-Za-z]+", text)))
     common = sorted(word for word, count in counts.items() if count >= _COMMON_SHARE * len(texts))
@@ -41,7 +41,7 @@ def train(texts: Sequence[str]) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=VOCABULARY_SIZE,
         special_tokens=[AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -66,7 +66,7 @@ def write(tokenizer: Tokenizer, directory: Path) -> None:
         "pad_token": padding,
         "additional_special_tokens": [token for token in SPECIAL_TOKENS if token not in (end, padding)],
         "clean_up_tokenization_spaces": False,
-        "model_max_length": CONTEXT,
+        "model_max_length": CONTEXT_TOKENS,
     }
     text = json.dumps(settings, indent=2) + "\n"
     (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")

@@ -669,7 +669,7 @@ def test_tested_code_that_changes_what_the_driver_module_holds_hides_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(twin_driver, "_write", None)
-    monkeypatch.setattr(twin_driver, "_MOST_REPORTS", 0)
+    monkeypatch.setattr(twin_driver, "_MAX_REPORTS", 0)
     assert len(observed_by([1, 2, 3], tmp_path / "report")) == 3
     counters = [
         n for n, value in vars(twin_driver).items() if n.islower() and isinstance(value, dict) and n[:2] != "__"

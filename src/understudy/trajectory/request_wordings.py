@@ -23,7 +23,7 @@ Purpose = Literal["compaction", "auxiliary", "continued"]
 """
 
 
-class Habit(Struct, frozen=True):
+class RequestWording(Struct, frozen=True):
     """The beginning of a text, as a regular expression."""
 
     agent: str
@@ -33,79 +33,83 @@ class Habit(Struct, frozen=True):
     wording: str
 
 
-HABITS = (
-    Habit(
+REQUEST_WORDINGS = (
+    RequestWording(
         "claude-code", "2.1.197", "compaction", "fork",
         r"CRITICAL: Respond with TEXT ONLY\b|Your task is to create a detailed summary of",
     ),
-    Habit(
+    RequestWording(
         "claude-code", "2.1.197", "auxiliary", "fork",
         r"\[SUGGESTION MODE:|The user stepped away and is coming back\b|Describe your most recent action\b"
         r"|(?:<system-reminder>)?This is a side question from the user\b|# Dream: Memory Consolidation"
         r"|You are now acting as the memory extraction subagent\b",
     ),
-    Habit(
+    RequestWording(
         "claude-code", "2.1.197", "continued", "question",
         r"This session is being continued from a previous conversation",
     ),
-    Habit("codex", "0.169.0", "compaction", "fork", r"You are performing a CONTEXT CHECKPOINT COMPACTION\b"),
-    Habit(
+    RequestWording(
+        "codex", "0.169.0", "compaction", "fork", r"You are performing a CONTEXT CHECKPOINT COMPACTION\b",
+    ),
+    RequestWording(
         "codex", "0.169.0", "continued", "question",
         r"Another language model started to solve this problem and produced a summary",
     ),
-    Habit(
+    RequestWording(
         "gemini", "0.61.0", "compaction", "instructions",
         r"You are a specialized system component responsible for distilling chat history",
     ),
-    Habit(
+    RequestWording(
         "gemini", "0.61.0", "auxiliary", "fork",
         r"Analyze \*only\* the content and structure of your immediately preceding response",
     ),
-    Habit(
+    RequestWording(
         "gemini", "0.61.0", "auxiliary", "instructions",
         r"You are a diagnostic agent that determines whether|You are a specialized Task Routing AI"
         r"|You are an expert code-editing assistant\b|You are a sub-agent in a larger system",
     ),
-    Habit(
+    RequestWording(
         "gemini", "0.61.0", "auxiliary", "question",
         r"Summarize the user's primary intent or goal in this conversation in ONE sentence",
     ),
-    Habit(
+    RequestWording(
         "qwen-code", "0.24.4", "compaction", "fork",
         r"First, reason in your <analysis> block\. Then, produce the <state_snapshot> XML"
         r"|You are the component that summarizes a conversation when its context window is about to overflow",
     ),
-    Habit(
+    RequestWording(
         "qwen-code", "0.24.4", "auxiliary", "question",
         r"You are now acting as the managed memory extraction subagent\b",
     ),
-    Habit(
+    RequestWording(
         "qwen-code", "0.24.4", "auxiliary", "instructions",
         r"You are now acting as the managed memory extraction subagent\b"
         r"|You are selecting memories that will be useful"
         r"|You are an assistant that rewrites raw coding-agent output"
         r"|You are a security classifier for an AI coding agent operating in auto mode\b",
     ),
-    Habit("opencode", "1.18.33", "auxiliary", "instructions", r"You are a title generator\b"),
-    Habit(
+    RequestWording("opencode", "1.18.33", "auxiliary", "instructions", r"You are a title generator\b"),
+    RequestWording(
         "opencode", "1.18.33", "compaction", "question",
         r".*(?:Create a new|Update the) anchored summary from the conversation history in the <conversation> tags",
     ),
-    Habit(
+    RequestWording(
         "openhands", "1.58.2", "compaction", "instructions",
         r"You are maintaining a context-aware state summary for an interactive agent\b",
     ),
-    Habit(
+    RequestWording(
         "pi", "0.87.1", "compaction", "instructions", r"You are a context summarization assistant\b",
     ),
-    Habit(
+    RequestWording(
         "pi", "0.87.1", "continued", "question",
         r"The conversation history before this point was compacted into the following summary:",
     ),
 )  # fmt: skip
 
 
-def pattern(purpose: Purpose, position: Position) -> re.Pattern[str]:
+def wording_pattern(purpose: Purpose, position: Position) -> re.Pattern[str]:
     """Return a pattern that matches the beginning of a text in the wording of any agent for a purpose."""
-    wordings = [habit.wording for habit in HABITS if (habit.purpose, habit.position) == (purpose, position)]
+    wordings = [
+        entry.wording for entry in REQUEST_WORDINGS if (entry.purpose, entry.position) == (purpose, position)
+    ]
     return re.compile(rf"\s*(?:{'|'.join(wordings)})", re.DOTALL) if wordings else re.compile(r"(?!)")
