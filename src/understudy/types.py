@@ -86,25 +86,28 @@ class ScriptChecks(Struct, frozen=True, tag="script", tag_field="kind", forbid_u
 class SuiteChecks(Struct, frozen=True, tag="suite", tag_field="kind", forbid_unknown_fields=True):
     """A test suite that is run by its own command and read from what it prints, as in SWE-bench.
 
-    All commands are for bash, in the task's `workdir`. `activate` comes before every other one; `before` runs
-    before any patch is applied, `install` after it where the patch changes what is installed, and `command`, which
-    ends with the names of what to test, last. `test_patch` is laid over the patched tree; `files` are the test
-    files that `command` runs, relative to the tree. `parser` names how its output is read (a key of
-    `understudy.checks.log_parsers`); the ids are those the parser finds. The patch is resolved when every id of
-    `fail_to_pass` passes and no id of `pass_to_pass` fails; with `only_failures_count` (SWE-bench's `fail_only`)
-    an id that is not in the output counts as passed.
+    All commands are for bash, in the task's `workdir`. The patch is resolved when every id of `fail_to_pass`
+    passes and no id of `pass_to_pass` fails.
     """
 
     parser: str
+    """How the output is read: a key of `understudy.checks.log_parsers`. Test ids are those that it finds."""
     command: str
+    """Runs the tests; it ends with the names of what to test."""
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    """The test files that `command` runs, relative to the tree."""
     test_patch: str = ""
+    """Laid over the patched tree."""
     activate: str = ""
+    """Comes before every other command."""
     before: str = ""
+    """Runs before any patch is applied."""
     install: str = ""
+    """Runs after the patch, where that changes what is installed."""
     only_failures_count: bool = False
+    """An id that is not in the output counts as passed (SWE-bench's `fail_only`)."""
     timeout_s: float = 1800.0
 
 
@@ -298,38 +301,44 @@ PROTECTION_LEVELS: tuple[Protection, ...] = ("none", "partial", "twins")
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """The grader's result for one patch. `reward` is 1.0 or 0.0; `reason` is one line for a person.
+    """The grader's result for one patch.
 
-    `tests` are the outcomes of the deciding test ids, `log` is the end of the checks' output, and `checks_s` is
-    how many seconds the checks themselves took. `applied` is False if the patch was refused or git could not apply
-    it. A suspicious patch keeps its reward; code that learns from it must look at `integrity`.
-
-    `protection` says how far twins confirm the reward (`understudy.checks.twins`): "twins"; "partial", where some
-    deciding tests have none, or what they expect can be guessed, read or forced, or a script decides; "none".
-    `unprotected` says why it is not "twins", and also if nothing watches the tests' process
-    (`understudy.checks.runtime_events`).
-
-    `grader` is the version of the grader; `task_digest` and `patch_digest` are the SHA-256 of the task's record
-    and of the graded patch; all are empty in verdicts of 0.1. `earlier` are the verdicts that this one replaced,
-    oldest first. `commands` are the shell commands that ran in the sandbox of the deciding checks. `reused_from`
-    is the attempt of the same run whose identical patch got this verdict; empty if this patch was graded itself.
+    A suspicious patch keeps its reward; code that learns from it must look at `integrity`.
     """
 
     reward: float
+    """From 0 to 1; 1 is solved."""
     reason: str
+    """One line for a person."""
     tests: dict[str, TestOutcome] = field(default_factory=dict[str, TestOutcome])
+    """The outcomes of the deciding tests, by id."""
     log: str = ""
+    """The end of the checks' output."""
     checks_s: float = 0.0
+    """How many seconds the checks themselves took."""
     applied: bool = True
+    """False if the patch was refused or git could not apply it."""
     integrity: Integrity = Integrity()
     protection: Protection = "none"
+    """How far twins confirm the reward (`understudy.checks.twins`): "twins"; "partial", where some deciding tests
+    have none, or what they expect can be guessed, read or forced, or a script decides; "none".
+    """
     unprotected: str = ""
+    """Why the protection is not "twins", and also if nothing watches the tests' process
+    (`understudy.checks.runtime_events`).
+    """
     grader: str = ""
+    """The version of the grader. This and both digests are empty in verdicts of 0.1."""
     task_digest: str = ""
+    """The SHA-256 of the task's record."""
     patch_digest: str = ""
+    """The SHA-256 of the graded patch."""
     earlier: tuple[Verdict, ...] = ()
+    """The verdicts that this one replaced, oldest first."""
     commands: tuple[str, ...] = ()
+    """The shell commands that ran in the sandbox of the deciding checks."""
     reused_from: str = ""
+    """The attempt of the same run whose identical patch got this verdict; empty if this one was graded itself."""
 
     def has_protection(self, level: Protection) -> bool:
         """Return whether the reward has at least this protection. A reward of 0 needs none."""
@@ -368,50 +377,56 @@ CallStatus = Literal["ok", "error", "abandoned"]
 
 
 class Call(Struct, frozen=True, kw_only=True):
-    """One model request and its response.
+    """One model request and its response. What a backend does not report (token ids, logprobs, a policy version)
+    is None, never made up.
 
-    `request` is the exact body that the agent sent. `response` is the exact JSON message that it got (a streamed
-    response is a rendering of it), or the body of the error. What a backend does not report (token ids, logprobs,
-    a policy version) is None, never made up. `logprobs[i]` belongs to `completion_token_ids[i]`.
-
-    The branch is identified by (`session_id`, `agent_id`). `parent_id` is the last call of that branch that had
-    its response when this one began: storage relies on it, but it is only a first guess; the tree that
-    `trajectory` computes from the messages is authoritative. `sequence` counts from 0 within the attempt, in the
-    order in which calls ended.
-
-    `finish_reason` is a value of chat completions in every dialect (stop, length, tool_calls, content_filter), or
-    the provider's own value if none of them fits. `response` has the dialect's own value. `policy_version` is the
-    version with which the call ended; `policy_spans` says which tokens came from which version, and is empty if no
-    version is known. `cost_usd` is None if the price is unknown. `audit` has what token-in-token-out records about
-    the call: how its prompt was made, and how it differs from rendering the messages again.
+    The branch is identified by (`session_id`, `agent_id`).
     """
 
     id: str
     attempt_id: str
     sequence: int
+    """Counts from 0 within the attempt, in the order in which calls ended."""
     dialect: str
     requested_model: str
     backend: str
     backend_model: str
     request: bytes
+    """The exact body that the agent sent."""
     response: bytes
+    """The exact JSON message that the agent got (a streamed response is a rendering of it), or the body of the
+    error.
+    """
     status: CallStatus
     started_at: float
     ended_at: float
     parent_id: str | None = None
+    """The last call of the branch that had its response when this one began. Storage relies on it, but it is only
+    a first guess: the tree that `trajectory` computes from the messages is authoritative.
+    """
     session_id: str | None = None
     agent_id: str | None = None
     policy_version: str | None = None
+    """The version with which the call ended."""
     prompt_token_ids: Sequence[int] | None = None
     completion_token_ids: Sequence[int] | None = None
     logprobs: tuple[float, ...] | None = None
+    """`logprobs[i]` belongs to `completion_token_ids[i]`."""
     finish_reason: str | None = None
+    """A value of chat completions in every dialect (stop, length, tool_calls, content_filter), or the provider's
+    own value if none of them fits. `response` has the dialect's own value.
+    """
     usage: Usage = Usage()
     sampling: dict[str, Any] = field(default_factory=dict[str, Any])
     error: ErrorInfo | None = None
     policy_spans: tuple[PolicySpan, ...] = ()
+    """Which tokens came from which version; empty if no version is known."""
     cost_usd: float | None = None
+    """None if the price is unknown."""
     audit: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What token-in-token-out records about the call: how its prompt was made, and how it differs from rendering
+    the messages again.
+    """
 
 
 WORK_ROLES: tuple[Literal["main", "subagent"], ...] = ("main", "subagent")

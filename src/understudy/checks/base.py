@@ -61,52 +61,54 @@ class OtherInputs(Struct, frozen=True):
 
 
 class GradingOptions(Struct, frozen=True):
-    """How a task must be graded, as its validation found out.
-
-    - `as_root`: programs of its image can only be used as root.
-    - `canaries`: its suite can run tests of ours (canaries) among its own.
-    - `conflicts`: how often deciding tests failed as well as passed with the gold patch.
-    - `sealed`: hidden files must not change while the tests run.
-    - `usual_events`: keys of what the code does while the tests run with the gold patch, None if unknown
-      (see `understudy.checks.runtime_events`).
-    - `usual_installed`: what the gold patch's install adds, likewise (see `understudy.checks.startup_files`).
-    - `watched`: the Pythons of a suite or script are watched.
-    - `walled`: a script's Pythons cannot write its reward.
-    - `one_word`: what a program prints is one operand of a script's `[` (see `understudy.checks.shell_tests`).
-    - `twins`: the deciding tests that have twins, by node id.
-    - `partial_twins`: those of them whose expectations the tested code can partly know.
-    - `twin_plain`: sites that are evaluated in the process.
-    - `twin_fixed`: sites whose expectation is never changed.
-    - `twin_uncut`: files that need their unused values. `twin_named`: files whose tests need their own names.
-    - `twin_apart`: tests that the patch must fix run in other versions than the rest.
-    - `twin_files`: the text of a suite's hidden test files, from which versions are written.
-    - `twin_seed`: decides what changed expectations are.
-    - `twin_bits`: the binary logarithm of the number of guesses at those expectations of `fail_to_pass` that the
-      code does not meet without the gold patch; `twin_all_bits` of the guesses at all of them.
-    - `twins.other_inputs`: other inputs with which a solution is run.
-    """
+    """How a task must be graded, as its validation found out."""
 
     as_root: bool = False
+    """Programs of the task's image can only be used as root."""
     canaries: bool = True
+    """The suite can run tests of ours (canaries) among its own."""
     conflicts: dict[str, int] = {}
+    """How often deciding tests failed as well as passed with the gold patch."""
     twin_files: dict[str, str] = {}
+    """The text of a suite's hidden test files, from which versions are written."""
     twins: dict[str, TwinTest] = {}
+    """The deciding tests that have twins, by node id."""
     partial_twins: tuple[str, ...] = ()
+    """Those of `twins` whose expectations the tested code can partly know."""
     twin_plain: tuple[int, ...] = ()
+    """The numbers of sites that are evaluated in the tested process."""
     twin_uncut: tuple[str, ...] = ()
+    """Files that need their unused values."""
     twin_named: tuple[str, ...] = ()
+    """Files whose tests need their own names."""
     twin_apart: bool = False
+    """Tests that the patch must fix run in other versions than the other tests."""
     twin_fixed: tuple[int, ...] = ()
+    """The numbers of sites whose expectation is never changed."""
     twin_seed: int = 0
+    """Decides what changed expectations are."""
     twin_bits: float = 0.0
+    """The binary logarithm of the number of guesses at the expectations of `fail_to_pass` that the code does not
+    meet without the gold patch.
+    """
     twin_all_bits: float = 0.0
+    """The same for all expectations of `fail_to_pass`."""
     twin_inputs: tuple[OtherInputs, ...] = ()
+    """Other inputs with which a solution is run (see `twins.other_inputs`)."""
     sealed: bool = True
+    """Hidden files must not change while the tests run."""
     usual_events: tuple[str, ...] | None = None
+    """Keys of what the code does while the tests run with the gold patch; None if unknown (see
+    `understudy.checks.runtime_events`).
+    """
     usual_installed: tuple[str, ...] | None = None
+    """What the gold patch's install adds; None if unknown (see `understudy.checks.startup_files`)."""
     watched: bool = True
+    """The Pythons of a suite or script are watched."""
     walled: bool = True
+    """A script's Pythons cannot write its reward."""
     one_word: bool = False
+    """What a program prints is one operand of a script's `[` (see `understudy.checks.shell_tests`)."""
 
 
 def failed_result(reason: str, log: str) -> CheckResult:

@@ -177,10 +177,11 @@ def _range_of(number: int) -> tuple[int, int] | None:
         position = bisect_right(_RANGE_STARTS, number)
         return _RANGE_STARTS[position - 1], _RANGE_STARTS[position]
     magnitude = 10 ** (len(str(number)) - 1)
-    begin, end = next(
+    # Narrow ranges, so that a loop with another number of rounds does not run much longer.
+    start, end = next(
         (low * magnitude, high * magnitude) for low, high in ((5, 10), (2, 5), (1, 2)) if number >= low * magnitude
-    )  # a loop does not run much longer
-    return max(begin, _RANGE_STARTS[-1]), end
+    )
+    return max(start, _RANGE_STARTS[-1]), end
 
 
 def _names(tree: ast.AST, *, texts: bool) -> frozenset[str]:

@@ -80,9 +80,8 @@ _EDITABLE = re.compile(
 )
 
 _TEST_BYTES = 8 << 20
-_MID_LINE_FAILURE = re.compile(
-    r"(?<=[^\n])(?:FAILED|ERROR) (\S+)"
-)  # what tested code printed may stand before a runner's line
+# What tested code printed may stand before a runner's line.
+_MID_LINE_FAILURE = re.compile(r"(?<=[^\n])(?:FAILED|ERROR) (\S+)")
 _NOT_LOADED = re.compile(r"^ERROR: (\S+) \(unittest\.loader\._FailedTest", re.MULTILINE)
 
 # A sandbox has no network, so pip must not retry, nor look for a newer pip.

@@ -44,11 +44,11 @@ def gateway_config(settings: BackendSettings, *, backend: str | None) -> Gateway
         file = read_toml(settings.config)
         gateway_values = {name: value for name, value in file.items() if name not in COMMAND_TABLES}
         if gateway_values or not file:
-            if settings.backend or urls or high or low:
+            if _model_options(settings):
                 raise ConfigError(
-                    f"{settings.config} and options both configure the models: a file that is empty, or has "
-                    "tables of a gateway, must have all of it; give either such a file, or --backend, --base-url "
-                    "and --backend-model-high or -low"
+                    f"--config {settings.config}: configures the models, as a file does that is empty or has "
+                    f"tables of a gateway, and so do options: {', '.join(_model_options(settings))}; give either "
+                    "the file, or the backend with its options"
                 )
             return parse_config(gateway_values, settings.config)
     if backend is None:
@@ -74,6 +74,17 @@ def gateway_config(settings: BackendSettings, *, backend: str | None) -> Gateway
         flags = "; ".join(flag for flag, absent in missing.items() if absent)
         raise ConfigError(f"the {backend} backend needs {flags}; add what is missing")
     return config_from_flags(backend, urls, high, low)
+
+
+def _model_options(settings: BackendSettings) -> list[str]:
+    """Return the given options that configure the models. On the command line the backend is an argument."""
+    options = {
+        f"the backend {settings.backend}": settings.backend,
+        "--base-url": settings.base_url,
+        "--backend-model-high": settings.backend_model_high,
+        "--backend-model-low": settings.backend_model_low,
+    }
+    return [option for option, value in options.items() if value]
 
 
 def run_gateway_config(settings: ModelSettings) -> tuple[GatewayConfig, str, str]:

@@ -25,45 +25,50 @@ ProgressCallback = Callable[[int, int], None]
 
 
 class ExportSummary(Struct, frozen=True, kw_only=True):
-    """What an export wrote: `rows` in `files`, by split in `splits`.
-
-    `left_out` counts what was not written, by reason.
-
-    `origins`, `sources`, `licences`, `families` and `tools_sources` (where the tools come from) count rows;
-    `lengths` describes their lengths, `mixture` the effect of weights. `redaction` counts replacements by rule;
-    `unredacted`: it contains sessions that were not redacted. `notes` are remarks for the user; `load` is the code
-    that loads it.
-
-    For the format "hf" alone: `instances`, `rollouts` and `spans` were written; `left_out` counts rollouts without
-    a verdict by status, and `suspicious` those left out because their patch may deceive the grader;
-    `without_tokens` counts answered calls whose backend returned no token ids (they are in the stream, not in a
-    dataset); `segments` counts the token sequences that the calls merge into, by the reason why each began
-    (`trajectory.samples`); `roles` counts calls by role, including roles that were not requested.
-    """
+    """What an export wrote."""
 
     output_dir: str
     rows: int
+    """The number of rows in `files`."""
     instances: int = 0
+    """Format "hf": the number of written instances; `rollouts` and `spans` likewise."""
     rollouts: int = 0
     spans: int = 0
     without_tokens: int = 0
+    """Format "hf": the answered calls whose backend returned no token ids; they are in the stream, not in a
+    dataset.
+    """
     segments: dict[str, int] = field(default_factory=dict[str, int])
+    """Format "hf": the token sequences that the calls merge into, by the reason why each began
+    (`trajectory.samples`).
+    """
     roles: dict[str, int] = field(default_factory=dict[str, int])
+    """Format "hf": the calls by role, including roles that were not requested."""
     left_out: dict[str, int] = field(default_factory=dict[str, int])
+    """How much was not written, by reason; in the format "hf" rollouts without a verdict, by status."""
     suspicious: int = 0
+    """Format "hf": the rollouts left out because their patch may deceive the grader."""
     splits: dict[str, int] = field(default_factory=dict[str, int])
+    """The number of rows by split. `origins`, `sources`, `licences` and `families` count rows too."""
     files: list[str] = field(default_factory=list[str])
     origins: dict[str, int] = field(default_factory=dict[str, int])
     sources: dict[str, int] = field(default_factory=dict[str, int])
     licences: dict[str, int] = field(default_factory=dict[str, int])
     families: dict[str, int] = field(default_factory=dict[str, int])
     tools_sources: dict[str, int] = field(default_factory=dict[str, int])
+    """The number of rows by where their tools come from."""
     redaction: dict[str, int] = field(default_factory=dict[str, int])
+    """The number of replacements by rule."""
     lengths: LengthFigures | None = None
+    """The lengths of the rows."""
     mixture: list[MixturePart] = field(default_factory=list[MixturePart])
+    """The effect of weights."""
     unredacted: bool = False
+    """The export contains sessions that were not redacted."""
     notes: list[str] = field(default_factory=list[str])
+    """Remarks for the user."""
     load: str = ""
+    """Python code that loads the export."""
 
 
 class FormatTraits(Struct, frozen=True, kw_only=True):

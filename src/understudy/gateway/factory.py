@@ -90,7 +90,9 @@ async def _model(key: str, model: ModelConfig) -> Backend | Relay:
         return RelayPool([AnthropicRelay(url, model.model, secret, **options) for url in urls])
     name = model.model or ""
     if model.tokens == "exact":
-        backends: Sequence[Backend] = await _exact(model, [HttpClient(url, secret, **client) for url in urls])
+        says_remedies = model.backend == "embedded"
+        clients = [HttpClient(url, secret, says_remedies=says_remedies, **client) for url in urls]
+        backends: Sequence[Backend] = await _exact(model, clients)
     elif model.backend == "openai":
         backends = [OpenAIBackend(url, name, secret, **options) for url in urls]
     else:

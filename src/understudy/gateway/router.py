@@ -34,7 +34,8 @@ class ModelRouter:
     ) -> None:
         self._roles = {HIGH: high, LOW: low or high}
         self._slots = {id(self._roles[role]): fair_slots for role, fair_slots in slots.items()}
-        self._relayed = any(map(is_relay, self._roles.values()))
+        self.has_relay = any(map(is_relay, self._roles.values()))
+        """Whether one of the models is a relay, which takes requests without parsing them."""
         # A relay that keeps the agent's model name has no name itself.
         by_model = {server.model: server for server in (self._roles[LOW], high) if server.model}
         self._table = by_model | self._roles
@@ -44,11 +45,6 @@ class ModelRouter:
                     f"names.{name}: got {role!r}, expected {HIGH!r} or {LOW!r}; name one of these roles"
                 )
             self._table[name] = self._roles[role]
-
-    @property
-    def has_relay(self) -> bool:
-        """Whether one of the models is a relay, which takes requests without parsing them."""
-        return self._relayed
 
     def server_for(self, requested: str) -> Backend | Relay:
         """Return the backend or relay for the model name in a request."""

@@ -142,7 +142,7 @@ def write_report(
     """Write the files of one graded instance, each atomically, the report last. Returns the path of the report.
 
     `patch` is None if there was none; `elapsed_s` is how long grading took in seconds. `key` is what the verdict
-    depends on, for `read_verdict` (`grade.batch._key` makes it); reports of a run have none, because nothing
+    depends on, for `read_verdict` (`grade.batch` makes it); reports of a run have none, because nothing
     reuses them. Raises ConfigError if they cannot be written.
     """
     log = [

@@ -472,9 +472,8 @@ async def validate(
             ) from fault
     record.parent.mkdir(parents=True, exist_ok=True)
     if validated.options.twins:
-        await asyncio.to_thread(
-            _templates, tests, validated.options
-        )  # now, not while the first patch waits for it
+        # Now, not while the first patch waits for it.
+        await asyncio.to_thread(_templates, tests, validated.options)
     for path in (record, *other_records):
         atomic_write(path, msgspec.json.encode(validated.options))
     return validated

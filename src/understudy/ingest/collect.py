@@ -445,8 +445,8 @@ def _temporary_directory(parent: Path, prefix: str, remedy: str) -> Generator[Pa
         raise ConfigError(f"cannot write in {parent}: {error.strerror}; {write_remedy(error, remedy)}") from error
     try:
         with locked(directory / _LOCK_FILE):
-            # another run's sweep may have removed the directory, and `locked` created it again with other
-            # permissions
+            # Another run may have removed the directory as a leftover, and `locked` created it again with other
+            # permissions.
             directory.chmod(0o700)
             yield directory
     finally:

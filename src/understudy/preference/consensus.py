@@ -9,7 +9,7 @@ result does not depend on the order in which the proposals are given.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -102,52 +102,47 @@ def grouped(proposals: Sequence[Proposal], location: WorkingDirectory = UNKNOWN_
 
     Among groups of equal size, the one with the most similar members comes first.
     """
-    proposal_effects = [_ProposalEffect(proposal, effect_of(proposal.action, location)) for proposal in proposals]
-    proposal_effects = sorted(
-        (proposal_effect for proposal_effect in proposal_effects if not proposal_effect.effect.empty),
-        key=_sort_key,
-    )
+    candidates = sorted(_effects_of(proposals, location), key=_sort_key)
     equivalents = [
-        frozenset(
-            j
-            for j, another in enumerate(proposal_effects)
-            if i == j or same_effect(proposal_effect.effect, another.effect)
-        )
-        for i, proposal_effect in enumerate(proposal_effects)
+        frozenset(j for j, other in enumerate(candidates) if i == j or same_effect(candidate.effect, other.effect))
+        for i, candidate in enumerate(candidates)
     ]
-    ungrouped = set(range(len(proposal_effects)))
+    ungrouped = set(range(len(candidates)))
     clusters: list[tuple[int, list[int]]] = []
     while ungrouped:
         # The group of the most teachers; then the most similar; then the first.
-        centre = max(
-            sorted(ungrouped), key=lambda i: _group_strength(proposal_effects, i, equivalents[i] & ungrouped)
-        )
+        centre = max(sorted(ungrouped), key=lambda i: _group_strength(candidates, i, equivalents[i] & ungrouped))
         members = sorted(equivalents[centre] & ungrouped)
         clusters.append((centre, members))
         ungrouped.difference_update(members)
-    votes = _votes([[proposal_effects[i].proposal.teacher for i in members] for _, members in clusters])
-    by_key = sorted(
-        zip(clusters, votes, strict=True), key=lambda pair: repr(proposal_effects[pair[0][0]].effect.key)
-    )
-    return [
-        Group(proposal_effects[centre].proposal, tuple(proposal_effects[i].proposal for i in members), supporters)
-        for (centre, members), supporters in by_key
+    votes = _votes([[candidates[i].proposal.teacher for i in members] for _, members in clusters])
+    groups = [
+        Group(candidates[centre].proposal, tuple(candidates[i].proposal for i in members), supporters)
+        for (centre, members), supporters in zip(clusters, votes, strict=True)
     ]
+    return sorted(groups, key=lambda group: repr(effect_of(group.proposal.action, location).key))
 
 
-def _sort_key(proposal_effect: _ProposalEffect) -> tuple[str, str, str, str]:
-    proposal = proposal_effect.proposal
-    return (proposal.teacher, proposal.ask_id, proposal.model, repr((proposal_effect.effect.key, proposal.action)))
+def _effects_of(proposals: Sequence[Proposal], location: WorkingDirectory) -> Iterator[_ProposalEffect]:
+    """Yield the proposals that would do or say something, with their effects."""
+    for proposal in proposals:
+        effect = effect_of(proposal.action, location)
+        if not effect.empty:
+            yield _ProposalEffect(proposal, effect)
+
+
+def _sort_key(candidate: _ProposalEffect) -> tuple[str, str, str, str]:
+    proposal = candidate.proposal
+    return (proposal.teacher, proposal.ask_id, proposal.model, repr((candidate.effect.key, proposal.action)))
 
 
 def _group_strength(
-    proposal_effects: Sequence[_ProposalEffect], centre: int, members: frozenset[int] | set[int]
+    candidates: Sequence[_ProposalEffect], centre: int, members: frozenset[int] | set[int]
 ) -> tuple[int, int, float]:
-    effect = proposal_effects[centre].effect
-    close = (
-        sum(similarity(effect, proposal_effects[i].effect) for i in sorted(members)) if not effect.calls else 0.0
-    )
-    return (len({proposal_effects[i].proposal.teacher for i in members}), len(members), close)
+    """Return the number of teachers, of members, and the members' similarity to the proposal in the centre."""
+    effect = candidates[centre].effect
+    close = 0.0 if effect.calls else sum(similarity(effect, candidates[i].effect) for i in sorted(members))
+    return (len({candidates[i].proposal.teacher for i in members}), len(members), close)
 
 
 def _votes(groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:

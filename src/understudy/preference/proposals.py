@@ -159,7 +159,7 @@ def _tools_of(call: Call) -> set[str]:
 
 def judge_ask_id(replay_id: str, state_id: str, judge: str, ask_ids: Sequence[str]) -> str:
     """Return the id of the ask in which a judge chooses among these proposals. It depends on them, and on the
-    judge (its `Ask.teacher` and `Ask.model`, joined).
+    judge (its `teacher` and `model`, joined by `judge_name`).
     """
     encoded = msgspec.json.encode([replay_id, state_id, judge, sorted(ask_ids)])
     return hashlib.blake2b(encoded, digest_size=16, person=b"judge").hexdigest()

@@ -179,29 +179,32 @@ MAX_REQUESTED_PAUSE_S = 600.0
 
 
 class AskCounts(Struct):
-    """How the asks of one teacher ended in this invocation. `tokens` are those billed for answers.
-
-    `lost` asks were running when a process died: they count with their highest possible cost, and are not sent
-    again. `recovered` ones had been answered before, and are only recorded now. `answered_before` and
-    `refused_before` ended in earlier invocations and are not sent again. `unaffordable` ones did not fit in the
-    budget. `tries` counts requests, of which an ask may need several. `overruns` are answers billed for more
-    tokens than requested. `dismissed` is why the teacher is no longer asked. `failure_messages` counts failed asks
-    by error message.
-    """
+    """How the asks of one teacher ended in this invocation."""
 
     answered: int = 0
     recovered: int = 0
+    """Asks that had been answered before, and are only recorded now."""
     failed: int = 0
     lost: int = 0
+    """Asks that were running when a process died: they count with their highest possible cost, and are not sent
+    again.
+    """
     refused_before: int = 0
+    """Asks that ended in earlier invocations and are not sent again; `answered_before` likewise."""
     answered_before: int = 0
     unaffordable: int = 0
+    """Asks that did not fit in the budget."""
     tries: int = 0
+    """Requests, of which an ask may need several."""
     overruns: int = 0
+    """Answers billed for more tokens than requested."""
     prompt_tokens: int = 0
+    """The tokens billed for answers; `completion_tokens` likewise."""
     completion_tokens: int = 0
     dismissed: str | None = None
+    """Why the teacher is no longer asked; None while it is."""
     failure_messages: Counter[str] = field(default_factory=Counter[str], name="why")
+    """Failed asks by error message."""
 
 
 class TeacherState:

@@ -314,7 +314,7 @@ class RolloutFiles:
             reports.write_summary(self._directory, self._config.run_id, self._model, outcomes, labels)
         except (OSError, TaskError, ConfigError) as error:
             self._failures["summary"] = str(error)
-            _log.warning("the summary of the run could not be written; run the same command again: %s", error)
+            _log.warning("the summary of the run could not be written: %s; run the same command again", error)
 
     def _saver(self) -> Callable[[Iterable[dict[str, Any]], Path], None] | None:
         """Return the function that saves rows as a dataset, or None if its package is missing."""

@@ -397,9 +397,8 @@ def _observation(run: ScriptedRun) -> Observation:
     nodes = build(run.calls).nodes
     shown_request = max(requests, key=lambda request: len(request.messages), default=None)
     if len(behaviour.roles) > 1:
-        shown_request = (
-            requests[-1] if requests else None
-        )  # the longest request may belong to another conversation, so take the last one
+        # The longest request may belong to another conversation, so take the last one.
+        shown_request = requests[-1] if requests else None
     messages = shown_request.messages if shown_request else []
     results = [_text(message["content"]) for message in messages if message["role"] == "tool"]
     problems = [] if behaviour.logs_differ else [f"its own log: {finding}" for finding in findings]

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from understudy.errors import SandboxError
 from understudy.sandbox.base import Completed, Sandbox, Sandboxes, SandboxSpec, below, mount_number
@@ -173,30 +173,42 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
+class _CopyFailed(Exception):
+    """A file that could not be copied. Not an OSError, which `shutil.copytree` would collect as text."""
+
+    def __init__(self, source: str, error: OSError) -> None:
+        super().__init__(str(error))
+        self.source = source
+        self.error = error
+
+
+def _copy_file(source: str, target: str) -> str:
+    try:
+        return shutil.copy2(source, target)
+    except OSError as error:
+        raise _CopyFailed(source, error) from error
+
+
 def _fill(root: Path, tree: Path) -> None:
-    for name in ("tree", "home", "tmp"):
-        _remove(root / name)
-    shutil.copytree(tree, root / "tree", symlinks=True)
-    (root / "home").mkdir()
-    (root / "tmp").mkdir()
+    """Copy the tree, and make home and tmp, empty. Raises SandboxError if this fails."""
+    try:
+        for name in ("tree", "home", "tmp"):
+            _remove(root / name)
+        shutil.copytree(tree, root / "tree", symlinks=True, copy_function=_copy_file)
+        (root / "home").mkdir()
+        (root / "tmp").mkdir()
+    except _CopyFailed as failure:
+        raise _copy_error(failure.source, failure.error, tree, root) from failure.error
+    except OSError as error:
+        raise _copy_error(error.filename or str(tree), error, tree, root) from error
 
 
-def _copy_problem(error: OSError, tree: Path, root: Path) -> str:
-    """Return the text about a tree that could not be copied. A `shutil.Error` lists all files that failed, as
-    triples of source, copy and reason.
-    """
-    what, reason, more = str(tree), str(error), ""
-    if isinstance(error, shutil.Error) and isinstance(error.args[0], list) and error.args[0]:
-        failed = cast("list[tuple[str, str, str]]", error.args[0])
-        what, reason = failed[0][0], failed[0][2]
-        more = f" (and {len(failed) - 1} more files)" if len(failed) > 1 else ""
-    is_full = any(os.strerror(number) in reason for number in (errno.ENOSPC, errno.EDQUOT))
-    remedy = (
-        f"free some space in {root.parent}, or set TMPDIR to another directory"
-        if is_full
-        else f"make all files of the tree readable (chmod -R u+r {tree})"
-    )
-    return f"cannot copy {what} to {root}: {reason}{more}; {remedy}"
+def _copy_error(source: str, error: OSError, tree: Path, root: Path) -> SandboxError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = f"free some space in {root.parent}, or set TMPDIR to another directory"
+    else:
+        remedy = f"make all files of the tree readable (chmod -R u+r {tree})"
+    return SandboxError(f"cannot copy {source} to {root}: {error.strerror or error}; {remedy}")
 
 
 class UnsafeSandboxes(Sandboxes):
@@ -210,10 +222,8 @@ class UnsafeSandboxes(Sandboxes):
         filling = asyncio.ensure_future(asyncio.to_thread(_fill, root, spec.tree))
         try:
             await asyncio.shield(filling)
-        except BaseException as error:
+        except BaseException:
             await asyncio.wait({filling})  # a thread cannot be cancelled
             _remove(root)
-            if isinstance(error, OSError):
-                raise SandboxError(_copy_problem(error, spec.tree, root)) from error
             raise
         return UnsafeSandbox(spec, root)

@@ -115,27 +115,21 @@ def parse_bucket(url: str, endpoint_url: str | None, min_bytes: int, store_id: s
     if not (match := _URL.fullmatch(url)):
         raise ConfigError(
             f"invalid bucket {url!r}; expected s3://BUCKET or s3://BUCKET/PREFIX, with a name of 3 to 63 "
-            "lower-case letters, digits, dots and hyphens, and a prefix of letters, digits and !_.*'()/-"
+            "lower-case letters, digits, dots and hyphens, and a prefix of letters, digits and !_.*'()/-: correct "
+            "it"
         )
-    if endpoint_url is not None:
-        invalid = ConfigError(
+    if endpoint_url is not None and not _is_server_address(endpoint_url):
+        # The address is not shown, because it may have a key in it.
+        raise ConfigError(
             "--endpoint-url: not the address of a server alone (http:// or the host is missing or invalid, or "
             "there is a user, a key or a query in it); give one such as https://HOST:PORT, and the credentials in "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
-        try:
-            address = urlsplit(endpoint_url)
-        except ValueError:  # its text would repeat a part of the address, which may be a key
-            raise invalid from None
-        if (
-            address.scheme not in ("http", "https")
-            or not address.hostname
-            or address.query
-            or "@" in address.netloc
-        ):
-            raise invalid
     if min_bytes < 1:
-        raise ConfigError(f"--min-bytes: got {min_bytes}, expected a number of at least 1")
+        raise ConfigError(
+            f"--min-bytes: got {min_bytes}, expected a number of at least 1; give such a number, or leave it out "
+            f"for {MIN_BYTES}"
+        )
     prefix = (match[2] or "").strip("/")
     return BucketSetting(
         bucket=match[1],
@@ -144,6 +138,16 @@ def parse_bucket(url: str, endpoint_url: str | None, min_bytes: int, store_id: s
         min_bytes=min_bytes,
         store_id=store_id,
     )
+
+
+def _is_server_address(url: str) -> bool:
+    """Return whether a URL has a scheme and a host, and neither a user nor a query."""
+    try:
+        address = urlsplit(url)
+    except ValueError:
+        return False
+    has_host = address.scheme in ("http", "https") and bool(address.hostname)
+    return has_host and not address.query and "@" not in address.netloc
 
 
 class Bucket:
@@ -156,7 +160,7 @@ class Bucket:
         self.setting = setting
         self._outage_s = outage_s
         self._lock = threading.Lock()
-        self._opened: Any = None
+        self._boto_client: Any = None
 
     def write(self, contents: Mapping[bytes, bytes]) -> None:
         """Write objects by the hashes of their contents; they are durable afterwards.
@@ -175,7 +179,7 @@ class Bucket:
         request = {"Bucket": self.setting.bucket, "Prefix": self.setting.keys_prefix}
         while True:
             # Not boto3's paginator, which ends without an error when it is asked again after one.
-            page = self._waiting(lambda: self._client().list_objects_v2(**request), "")
+            page = self._repeated(lambda: self._client().list_objects_v2(**request), "")
             # Ages by the server's clock: this machine's may be wrong.
             server_date = page["ResponseMetadata"]["HTTPHeaders"].get("date")
             server_time = parsedate_to_datetime(server_date).timestamp() if server_date else time.time()
@@ -202,7 +206,7 @@ class Bucket:
 
     def check(self) -> None:
         """Check that the bucket is there and that its server accepts the credentials. Raises StoreError."""
-        self._waiting(lambda: self._client().head_bucket(Bucket=self.setting.bucket), "")
+        self._repeated(lambda: self._client().head_bucket(Bucket=self.setting.bucket), "")
 
     def name(self, digest: bytes) -> str:
         """Return the name of an object for error messages."""
@@ -217,10 +221,10 @@ class Bucket:
         )
 
     def _read_object(self, digest: bytes) -> bytes:
-        return self._waiting(lambda: self._client().get_object(**self._location(digest))["Body"].read(), digest)
+        return self._repeated(lambda: self._client().get_object(**self._location(digest))["Body"].read(), digest)
 
     def _delete_object(self, digest: bytes) -> None:
-        self._waiting(lambda: self._client().delete_object(**self._location(digest)), digest)
+        self._repeated(lambda: self._client().delete_object(**self._location(digest)), digest)
 
     def _location(self, digest: bytes) -> dict[str, str]:
         return {"Bucket": self.setting.bucket, "Key": f"{self.setting.keys_prefix}{digest.hex()}"}
@@ -231,7 +235,7 @@ class Bucket:
         with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="bucket") as threads:
             return list(threads.map(request, arguments))
 
-    def _waiting(self, request: Callable[[], T], digest: bytes | str) -> T:
+    def _repeated(self, request: Callable[[], T], digest: bytes | str) -> T:
         """Run a request, and repeat it while the server is unavailable."""
         return repeat_for(
             partial(self._with_store_errors, request, digest),
@@ -281,13 +285,13 @@ class Bucket:
 
     def _client(self) -> Any:
         with self._lock:
-            if self._opened is None:
-                self._opened = (
+            if self._boto_client is None:
+                self._boto_client = (
                     _boto3()
                     .session.Session()
                     .client("s3", endpoint_url=self.setting.endpoint_url, config=_config())
                 )
-            return self._opened
+            return self._boto_client
 
 
 def _boto3() -> Any:

@@ -151,7 +151,7 @@ class SpaceRepository(Repository):
 
     def remove(
         self,
-        run_ids_to_drop: Collection[str] = _NO_RUNS,
+        runs_to_remove: Collection[str] = _NO_RUNS,
         bodies: Collection[str] = _NO_RUNS,
         values: Collection[str] = _NO_RUNS,
         report: Callable[[str], None] = lambda line: None,
@@ -164,7 +164,7 @@ class SpaceRepository(Repository):
         """
         with self._indexed_references():
             for change, run_ids in (
-                (self._drop_run, run_ids_to_drop),
+                (self._drop_run, runs_to_remove),
                 (self._drop_bodies, bodies),
                 (self._drop_values, values),
             ):
@@ -314,12 +314,10 @@ def _used_nodes(run_ids: Collection[str]) -> Select[Any]:
     return select(living.c.id).where(living.c.id.is_not(None))
 
 
-def _referenced_contents(runs_: Collection[str], bodies: Collection[str]) -> Select[Any]:
-    """Select the contents that rows refer to, ignoring rows of the runs `runs_` and of the calls and logs of
-    `bodies`.
-    """
-    without_bodies = {*runs_, *bodies}
-    without = {calls: without_bodies, logs: without_bodies, attempts: runs_, rewards: runs_}
+def _referenced_contents(without_runs: Collection[str], without_bodies: Collection[str]) -> Select[Any]:
+    """Select the contents that rows refer to, ignoring rows of some runs, and the calls and logs of others."""
+    without_calls = {*without_runs, *without_bodies}
+    ignored_runs = {calls: without_calls, logs: without_calls, attempts: without_runs, rewards: without_runs}
     named: list[Select[Any]] = []
     for table in metadata.sorted_tables:
         for column in table.columns:
@@ -327,12 +325,12 @@ def _referenced_contents(runs_: Collection[str], bodies: Collection[str]) -> Sel
                 continue
             query = select(column.label("id")).where(column.is_not(None))
             if table is nodes:
-                query = query.where(nodes.c.id.in_(_used_nodes(without_bodies)))
+                query = query.where(nodes.c.id.in_(_used_nodes(without_calls)))
             elif table is tasks:
-                query = query.where(tasks.c.run_id.not_in(json_values(sorted(runs_), Text)))
-            elif table in without:
+                query = query.where(tasks.c.run_id.not_in(json_values(sorted(without_runs), Text)))
+            elif table in ignored_runs:
                 owner = table.c.id if table is attempts else table.c.attempt_id
-                query = query.where(_not_of(owner, without[table]))
+                query = query.where(_not_of(owner, ignored_runs[table]))
             named.append(query)
     return select(union(*named).subquery().c.id)
 

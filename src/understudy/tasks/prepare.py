@@ -215,9 +215,8 @@ def _make_once(home: Path, make: Callable[[Path], None]) -> Path:
     if not home.exists():
         with locked(home.with_suffix(".lock")):
             if not home.exists():
-                staging = home.with_suffix(
-                    ".new"
-                )  # ours while we hold the lock; otherwise left by a killed process
+                # Ours while we hold the lock; what is there already was left by a killed process.
+                staging = home.with_suffix(".new")
                 shutil.rmtree(staging, ignore_errors=True)
                 try:
                     staging.mkdir()

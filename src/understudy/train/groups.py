@@ -282,14 +282,19 @@ def _sequence_of_sample(sample: Sample, imitation: bool, counts: Counter[str]) -
     if segment.superseded:
         counts[SUPERSEDED] += 1
         return None
-    values = [value for value in segment.logprobs if value is not None]
     return TokenSequence(
         token_ids=segment.token_ids,
         loss_mask=segment.target_mask if imitation else segment.loss_mask,
-        logprobs=tuple(values) if len(values) == len(segment.logprobs) else None,
+        logprobs=_complete_logprobs(segment.logprobs),
         policy_versions=segment.policy_versions,
         calls=tuple((call, *span) for call, span in zip(segment.call_ids, segment.completions, strict=True)),
     )
+
+
+def _complete_logprobs(logprobs: Sequence[float | None]) -> tuple[float, ...] | None:
+    """Return the logprobs of a sequence; None if that of a token is missing."""
+    values = tuple(value for value in logprobs if value is not None)
+    return values if len(values) == len(logprobs) else None
 
 
 def _rollout(
@@ -352,11 +357,10 @@ def _groups_from_export(directory: Path, *, logprobs: bool, left_out: Counter[st
     sequences: dict[tuple[str, str], dict[str, list[TokenSequence]]] = {}
     rewards: dict[str, float] = {}
     for row in rows:
-        values = [value for value in row.logprobs if value is not None]
         sequence = TokenSequence(
             token_ids=row.input_ids,
             loss_mask=row.assistant_masks,
-            logprobs=tuple(values) if len(values) == len(row.logprobs) else None,
+            logprobs=_complete_logprobs(row.logprobs),
             policy_versions=row.policy_versions,
         )
         group = sequences.setdefault((row.instance_id, row.group), {})

@@ -322,8 +322,8 @@ class ViewApi:
             raise ViewRefused(
                 400,
                 "loop",
-                f"{viewed.name} is a loop; expected a store: the rollouts of each of its steps are one",
-                "open the store of one of its steps",
+                f"{viewed.name} is a loop, which has no rollouts itself; expected a store",
+                "open the store of one of its steps or evaluations",
             )
         return viewed, viewed.reading()
 

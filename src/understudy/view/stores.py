@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from understudy.errors import UnderstudyError
 from understudy.report.figures import SolveCounts, compare
 from understudy.store import Store
@@ -261,25 +263,39 @@ def _solve_rate(counts: SolveCounts | None) -> float:
     return counts.solved / counts.graded if counts is not None and counts.graded else 0.0
 
 
+class _CachedSummary(Struct, frozen=True):
+    """A summary, the stamp of the store that it was made of, and until when it may be shown although the store
+    has changed since (by the monotonic clock).
+    """
+
+    stamp: tuple[int, ...]
+    usable_until: float
+    summary: StoreSummary
+
+
 class SummaryCache:
     """Caches summaries of unchanged stores, and for a while those of large stores that change constantly."""
 
     def __init__(self) -> None:
-        self._summaries: dict[str, tuple[tuple[int, ...], float, StoreSummary]] = {}
+        self._summaries: dict[str, _CachedSummary] = {}
 
     def of(self, viewed: ViewedStore) -> StoreSummary:
         """Return the summary of a store. It is at most ten times as old as the time that making it took."""
         stamp, now = viewed.stamp(), time.monotonic()
         cached = self._summaries.get(viewed.id)
-        # A store's file only grows. A different or smaller file means that the store was replaced.
-        is_same_file = cached is not None and cached[0][:1] == stamp[:1] and cached[0][1:2] <= stamp[1:2]
-        if cached is not None and (cached[0] == stamp or (is_same_file and now < cached[1])):
-            return cached[2]
-        new_summary = summarise(viewed)
+        if cached is not None and (
+            cached.stamp == stamp or (_is_same_file(cached.stamp, stamp) and now < cached.usable_until)
+        ):
+            return cached.summary
+        summary = summarise(viewed)
         ended = time.monotonic()
-        self._summaries[viewed.id] = (
-            stamp,
-            ended + 10 * (ended - now) if new_summary.state == "ok" else ended,
-            new_summary,
-        )
-        return new_summary
+        usable_until = ended + 10 * (ended - now) if summary.state == "ok" else ended
+        self._summaries[viewed.id] = _CachedSummary(stamp, usable_until, summary)
+        return summary
+
+
+def _is_same_file(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Return whether two stamps are of one file. A store's file only grows: a different inode, or a smaller size,
+    means that the store was replaced.
+    """
+    return before[:1] == after[:1] and before[1:2] <= after[1:2]

@@ -36,7 +36,7 @@ def test_a_file_without_models_leaves_the_backend_to_the_options(tmp_path: Path)
 def test_models_in_a_file_and_a_backend_contradict_each_other(tmp_path: Path):
     file = tmp_path / "run.toml"
     file.write_text('[models.high]\nbackend = "anthropic"\n')
-    with pytest.raises(ConfigError, match="and options both configure the models"):
+    with pytest.raises(ConfigError, match=r"configures the models.*the backend vllm; give either"):
         run_config_of(from_options(RunSettings, {"config": file, "backend": "vllm"}), "shell")
 
 

@@ -75,3 +75,24 @@ async def test_an_api_key_in_one_stream_event_is_masked_and_other_events_are_unc
     assert encoded.rstrip("=")[:-1].encode() not in received
     assert [event.data for event in events][::2] == [b"plain", b"{}", b"[DONE]"]
     assert events[1].data == b"has ***"
+
+
+@pytest.mark.parametrize(
+    ("says_remedies", "end"),
+    [(True, "too many stops; send at most 4"), (False, "send at most 4; change the request as the server says")],
+)
+async def test_a_remedy_is_added_unless_the_server_says_its_own(says_remedies: bool, end: str):
+    async def answer(request: web.BaseRequest) -> web.Response:
+        return web.json_response({"error": {"message": "too many stops; send at most 4"}}, status=400)
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    client = HttpClient(f"http://127.0.0.1:{runner.addresses[0][1]}", says_remedies=says_remedies)
+    try:
+        with pytest.raises(BackendError) as raised:
+            await client.send("POST", f"{client.base}/v1", b"{}")
+    finally:
+        await client.close()
+        await runner.cleanup()
+    assert str(raised.value).endswith(end)

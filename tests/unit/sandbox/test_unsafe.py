@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -36,4 +38,19 @@ async def test_a_tree_that_cannot_be_copied_names_the_file_and_what_it_is(tmp_pa
     tree.mkdir()
     os.mkfifo(tree / "queue")
     with pytest.raises(SandboxError, match=rf"cannot copy {tree}/queue to .*named pipe.*; make all files"):
+        await UnsafeSandboxes().open(SandboxSpec(tree=tree))
+
+
+async def test_a_full_disk_is_recognised_by_its_number_in_any_language(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "large").write_text("x")
+
+    def copy(source: str, target: str) -> str:
+        raise OSError(errno.ENOSPC, "Auf dem Gerät ist kein Speicherplatz mehr verfügbar")
+
+    monkeypatch.setattr(shutil, "copy2", copy)
+    with pytest.raises(SandboxError, match=rf"cannot copy {tree}/large to .*; free some space in "):
         await UnsafeSandboxes().open(SandboxSpec(tree=tree))

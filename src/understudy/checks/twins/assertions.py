@@ -62,7 +62,9 @@ _MATCHING_METHODS = frozenset(
 """Methods of pytest's objects that fail a test where nothing matches, so that their results are not used."""
 
 RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"})
+"""Functions that expect an exception."""
 WARNS = frozenset({"warns", "assertWarns", "assertWarnsRegex"})
+"""Functions that expect a warning."""
 MOCK_ASSERTIONS = {
     "assert_called_once": "once",
     "assert_not_called": "never",
@@ -76,6 +78,7 @@ COMPARISONS: Mapping[type[ast.cmpop], str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
     ast.In: "in", ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
 }  # fmt: skip
+"""The comparisons that assertions make, as they are written in sites."""
 SWAPPED_OPERATORS = {
     "==": "==",
     "!=": "!=",
@@ -86,6 +89,7 @@ SWAPPED_OPERATORS = {
     "in": "holds",
     "not in": "lacks",
 }
+"""The operator that says the same about the operands in the other order."""
 
 
 def is_evaluable(value: ast.expr) -> bool:
@@ -98,7 +102,7 @@ def is_evaluable(value: ast.expr) -> bool:
 
 
 def may_assert(call: ast.Call) -> bool:
-    """Return whether a call whose result is not used asserts something that is not known here."""
+    """Return whether a call whose result is not used may assert something, to judge by its name."""
     name = name_of(call)
     return name.lower().startswith(ASSERTION_PREFIXES) or (
         isinstance(call.func, ast.Attribute) and name in _MATCHING_METHODS
@@ -141,9 +145,8 @@ def approximation(value: ast.expr) -> ast.Call | None:
 def tolerances_of(call: ast.Call) -> str:
     """Return the tolerances that a call names, as the source of a dict."""
     tolerances = {keyword.arg or "": keyword.value for keyword in call.keywords}
-    positional = ("rel", "abs") if name_of(call) == "approx" else ("", "")
-    start = 1 if name_of(call) == "approx" else 2
-    tolerances |= {name: value for name, value in zip(positional, call.args[start:], strict=False) if name}
+    if name_of(call) == "approx":
+        tolerances |= dict(zip(("rel", "abs"), call.args[1:], strict=False))
     if name_of(call).startswith("assertAlmost") and len(call.args) > 2:
         tolerances["places"] = call.args[2]
     return repr({name: ast.literal_eval(value) for name, value in tolerances.items() if is_evaluable(value)})

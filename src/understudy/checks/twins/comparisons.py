@@ -1,8 +1,8 @@
 """Observes the comparisons that a test file evaluates itself, outside of what `twins` rewrites as assertions.
 
 A test may compare first and decide later: `a == 1 or b == 2`, `failed += got != wanted`, helpers that return a
-comparison. The expected value stays in the process then, but what is compared is known: where the gold patch has a
-builtin value, an object that only claims to be equal is not one.
+comparison. The expected value then stays in the tested process, but the compared values are observed. So an object
+that only claims to be equal is noticed, because the gold patch has a builtin value in its place.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ _OBSERVED_OPERATORS = frozenset({"==", "!=", "in", "not in"})
 def number_comparisons(tree: ast.Module) -> None:
     """Number all comparisons of a file, before anything is rewritten: versions of it must agree in the numbers."""
     comparisons = (node for node in ast.walk(tree) if isinstance(node, ast.Compare) and len(node.ops) == 1)
-    for number, node in enumerate(
-        node for node in comparisons if COMPARISONS[type(node.ops[0])] in _OBSERVED_OPERATORS
-    ):
+    observed = (node for node in comparisons if COMPARISONS[type(node.ops[0])] in _OBSERVED_OPERATORS)
+    for number, node in enumerate(observed):
         cast("Any", node).number = number
 
 

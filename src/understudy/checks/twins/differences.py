@@ -15,9 +15,8 @@ from understudy.checks.twins.assertions import is_evaluable
 from understudy.checks.twins.names import name_of
 from understudy.util.python_syntax import unparse
 
-_MAX_RELATIVE_TOLERANCE = (
-    0.5  # with a larger tolerance two values that are near a third one may be far from each other
-)
+# With a larger tolerance, two values that are near a third one may be far from each other.
+_MAX_RELATIVE_TOLERANCE = 0.5
 
 
 class NearValues(Struct, frozen=True):

@@ -1,9 +1,9 @@
 """Observes whose code decides what the arithmetic of a test file yields.
 
 A test may compute with what it checks before it asserts anything: `abs(f(x) - e) / e < t`, helpers that return a
-difference, `text.count(w) == 1`. A number, text or container of a class of the tested code's own can decide what
-comes of that. Operands are therefore passed through `_own_`, which reports those of such classes; where the gold
-patch has none, a patch that has them is not protected by the assertions that follow.
+difference, `text.count(w) == 1`. If the value is of a class that the tested code defines, that class's methods
+decide the result. Operands are therefore passed through `_own_`, which reports those of such classes. A patch that
+has them where the gold patch has none is not protected by the assertions that follow.
 """
 
 from __future__ import annotations
@@ -17,53 +17,36 @@ from understudy.checks.twins.names import name_of
 _MAX_OPERANDS = 10_000
 NUMBERS_PER_FILE = FIRST_OPERAND + _MAX_OPERANDS
 """How many numbers the assertions, comparisons and operands of one file have."""
-_ARITHMETIC_FUNCTIONS = frozenset(
-    {
-        "abs",
-        "complex",
-        "divmod",
-        "fabs",
-        "float",
-        "fsum",
-        "int",
-        "isclose",
-        "len",
-        "list",
-        "max",
-        "min",
-        "pow",
-        "round",
-    }
-    | {"frozenset", "set", "sorted", "sum", "tuple"}
-)
+_ARITHMETIC_FUNCTIONS = frozenset((
+    "abs", "complex", "divmod", "fabs", "float", "frozenset", "fsum", "int", "isclose", "len", "list", "max",
+    "min", "pow", "round", "set", "sorted", "sum", "tuple",
+))  # fmt: skip
+"""Functions whose arguments are operands."""
 _BUILTIN_METHODS = frozenset(
     name
     for kind in (str, bytes, list, dict, set, float, int)
     for name in dir(kind)
     if not name.startswith("_") and name not in ("append", "add", "format")
 )
-# Not what is computed from operands, which are looked at themselves: a sum of hundreds would be nested too deeply.
+"""Methods of builtin values: what they are called on is an operand."""
+# The kinds of nodes that are observed. A sum of operands is not: its operands are, and a sum of hundreds would be
+# nested too deeply.
 _OBSERVED_NODES = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.IfExp, ast.Await)
 
 
 def number_operands(tree: ast.Module) -> None:
     """Number all operands of a file, before anything is rewritten: versions of it must agree in the numbers."""
     number = 0
+    # A call in an f-string cannot always be written as source, so operands there are left alone.
     f_strings = (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr))
-    in_f_strings = {
-        id(part) for text in f_strings for part in ast.walk(text)
-    }  # calls in them cannot always be written
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            for node in (part for statement in function.body for part in ast.walk(statement)):
-                for operand, method in _operands(node):
-                    if (
-                        not hasattr(operand, "operand_number")
-                        and id(operand) not in in_f_strings
-                        and number < _MAX_OPERANDS
-                    ):
-                        cast("Any", operand).operand_number = (number, method)
-                        number += 1
+    in_f_strings = {id(node) for f_string in f_strings for node in ast.walk(f_string)}
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    nodes = (node for function in functions for statement in function.body for node in ast.walk(statement))
+    for operand, method in (pair for node in nodes for pair in _operands(node)):
+        is_new = not hasattr(operand, "operand_number") and id(operand) not in in_f_strings
+        if is_new and number < _MAX_OPERANDS:
+            cast("Any", operand).operand_number = (number, method)
+            number += 1
 
 
 def _operands(node: ast.AST) -> list[tuple[ast.expr, str]]:
@@ -99,19 +82,15 @@ class _OperandObserver(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         match node:
             case ast.Call(func=ast.Name(id=name), args=arguments) if name.startswith("_") and name.endswith("_"):
-                for (
-                    argument
-                ) in arguments:  # what is reported as a value is not taken for what an operator makes of it
+                # The call reports its arguments as values already, so they are not reported as operands too.
+                for argument in arguments:
                     vars(argument).pop("operand_number", None)
             case _:
                 pass
         self.generic_visit(node)
         number, method = getattr(node, "operand_number", (None, ""))
-        if (
-            number is None
-            or not isinstance(node, ast.expr)
-            or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
-        ):
+        is_read = isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+        if number is None or not isinstance(node, ast.expr) or not is_read:
             return node
         self.numbers.append(self._first + number)
         arguments: list[ast.expr] = [ast.Constant(self._first + number), node]

@@ -39,46 +39,50 @@ from understudy.checks.twins.run import (
 from understudy.checks.twins.sites import TwinSite
 from understudy.checks.twins.test_ids import DecidingTests
 
-_MAX_ANSWER_CHARS, _MAX_ANSWERS_CHARS = (
-    20_000,
-    2 << 20,
-)  # characters of one answer, and of all: validations are stored
+_MAX_ANSWER_CHARS, _MAX_ANSWERS_CHARS = 20_000, 2 << 20
+"""The length of one stored answer, and of all answers of a validation, in characters."""
 _GOLD_RUNS = 2
+"""How many runs of the gold patch answers must be the same in."""
 _DRAWS = 3
 """How many other inputs are tried at most while the gold patch refuses all those of some test."""
 
 _CONTRADICTING_SHARE = 0.5
+"""A patch that gives less than this share of the gold patch's answers to other inputs does not compute them."""
 CONFIRMING_SHARE = 0.9
-"""The share of the gold patch's answers to other inputs from which a patch counts as computing them."""
+"""A patch that gives at least this share of the gold patch's answers to other inputs computes them."""
 
 _Answers = dict[str, dict[int, tuple[TwinSite, list[Observation]]]]
 """By node and number, each site as it is compared, and what the gold patch answers there."""
 
 
 class _InputRuns(Struct, frozen=True):
-    """The runs that other inputs are learned from: with the tests' own inputs; with others over the gold patch;
-    with these over code that computes nothing new.
-    """
+    """The runs that other inputs are learned from."""
 
-    named: VersionRun
+    own_inputs: VersionRun
+    """The gold patch with the tests' own inputs."""
     gold: tuple[VersionRun, ...]
+    """The gold patch with other inputs."""
     effortless: tuple[VersionRun, ...] = ()
+    """Code that computes nothing new, with the same other inputs."""
 
 
 class InputAgreement(Struct, frozen=True):
     """How far a patch answers other inputs as the gold patch does.
 
-    `answers` is the number of different answers that the tests to fix get from the gold patch, and `share` the
-    mean share of their places where the patch gives them: 1 if it gives them wherever the gold patch does, and
-    half if it always gives one of two. `confirmed` are the nodes of all deciding tests with a high share,
-    `contradicted` the functions of tests to fix with a low one over all their parameters, with it: of their
-    answers, of those to longer inputs alone, or of the inputs that the gold patch refuses.
+    The share of an answer is how often the patch gives it where the gold patch does: 1 if always, and half if it
+    always gives one of two.
     """
 
     answers: int = 0
+    """The number of different answers that the tests to fix get from the gold patch."""
     share: float = 1.0
+    """The mean share of these answers."""
     confirmed: frozenset[str] = frozenset()
+    """The ids of the deciding tests with a high share."""
     contradicted: dict[str, float] = {}
+    """The functions of tests to fix with a low share over all their parameters, and that share: of their answers,
+    of those to longer inputs alone, or of the inputs that the gold patch refuses.
+    """
 
 
 def full_agreement(tests: DecidingTests, options: GradingOptions) -> InputAgreement:
@@ -158,7 +162,7 @@ def _share(answers: Mapping[str, Sequence[bool]]) -> float:
 async def learn_inputs(
     tests: DecidingTests,
     options: GradingOptions,
-    named: VersionRun,
+    own_inputs: VersionRun,
     data: Mapping[str, bytes],
     references: References,
 ) -> GradingOptions:
@@ -166,8 +170,8 @@ async def learn_inputs(
 
     First only numbers are changed, then words and the lengths of lists too, which more often yields what the gold
     patch does not accept. Last, if it answered before, numbers, words and lists are longer than the tests' own. Of
-    several draws that one counts to which the gold patch answers in most tests. `named` is the run with the gold
-    patch and the tests' own values.
+    several draws that one counts to which the gold patch answers in most tests. `own_inputs` is the run with the
+    gold patch and the tests' own values.
     """
     if not any(node in options.twins for node in tests.fail_to_pass):
         return options
@@ -175,14 +179,15 @@ async def learn_inputs(
     rng = random.Random(secrets.randbits(64))
     numbers = frozenset(filter(str.isdigit, tokens))
     learned: list[OtherInputs] = []
-    for changed, resized, longer in ((numbers, False, False), (tokens, True, False), (tokens, True, True)):
+    stages = ((numbers, False, False), (tokens, True, False), (tokens, True, True))
+    for changed, resized, longer in stages:  # what is changed, whether lists are resized, whether all gets longer
         if longer and not any(inputs.tests for inputs in learned):
             break
         candidates: list[OtherInputs] = []
         for _ in range(_DRAWS if not longer else 1):
             seed = secrets.randbits(32) | 1 if resized else 0
             changes = InputChanges(draw_tokens(changed, fixed, rng, longer=longer), seed, longer)
-            candidates.append(await _learn(tests, options, named, data, references, changes))
+            candidates.append(await _learn(tests, options, own_inputs, data, references, changes))
             if not _only_refused(candidates[-1]):
                 break
         best = max(candidates, key=lambda inputs: len(frozenset(map(_unparametrised, inputs.tests))))
@@ -199,7 +204,7 @@ def _only_refused(inputs: OtherInputs) -> bool:
 async def _learn(
     tests: DecidingTests,
     options: GradingOptions,
-    named: VersionRun,
+    own_inputs: VersionRun,
     data: Mapping[str, bytes],
     references: References,
     changes: InputChanges,
@@ -208,7 +213,7 @@ async def _learn(
 
     Each further run is made only if those before it show something.
     """
-    expected = _expected_exceptions(options, named)
+    expected = _expected_exceptions(options, own_inputs)
 
     # Answers of tests that need no fix can only confirm these, which changes nothing where guesses pass.
     useful = {*tests.fail_to_pass, *(options.partial_twins if options.twin_bits >= ENOUGH_BITS else ())}
@@ -222,13 +227,13 @@ async def _learn(
         return without_tests
     version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, inputs=changes)
     gold, effortless = tuple(await references.solution(version)), tuple[VersionRun, ...]()
-    if gold and any(await read(_InputRuns(named, gold))):
+    if gold and any(await read(_InputRuns(own_inputs, gold))):
         reseeded_runs = await references.solution(replace(version, reseeded=True))
-        if reseeded_runs and any(await read(_InputRuns(named, (*gold, *reseeded_runs)))):
+        if reseeded_runs and any(await read(_InputRuns(own_inputs, (*gold, *reseeded_runs)))):
             gold, effortless = (*gold, *reseeded_runs), tuple(await references.effortless(version))
     if len(gold) < _GOLD_RUNS:
         return without_tests
-    answers, refused = await read(_InputRuns(named, gold, effortless))
+    answers, refused = await read(_InputRuns(own_inputs, gold, effortless))
     clues = Clues(await asyncio.to_thread(readable_values, version, data), references.texts, references.sources)
     to_fix = [
         (site, observations)
@@ -236,7 +241,7 @@ async def _learn(
         for site, observations in answers.get(node, {}).values()
         if site.operation != "raises"
     ]
-    names = names_in_version(named, gold[0])
+    names = names_in_version(own_inputs, gold[0])
     twin_tests = {
         node: TwinTest(
             names[node], {number: json.dumps(observations) for number, (_, observations) in sites.items()}
@@ -247,13 +252,13 @@ async def _learn(
     return OtherInputs(changes, twin_tests, round(bits, 1), refused)
 
 
-def _expected_exceptions(options: GradingOptions, named: VersionRun) -> frozenset[str]:
+def _expected_exceptions(options: GradingOptions, own_inputs: VersionRun) -> frozenset[str]:
     """Return the names of the exceptions that the gold patch raises where the deciding tests expect one."""
     observed = (
         json.loads(text)
         for twin in options.twins.values()
         for number, text in twin.gold.items()
-        if number in named.sites and named.sites[number].operation == "raises"
+        if number in own_inputs.sites and own_inputs.sites[number].operation == "raises"
     )
     # Where it is evaluated in the process, only whether it holds was observed.
     raised = (
@@ -271,7 +276,7 @@ def _refused(
     """Return the tests to fix that an expected exception ends in all runs of the gold patch, and in none without
     it, by their names in the version.
     """
-    names = names_in_version(runs.named, runs.gold[0])
+    names = names_in_version(runs.own_inputs, runs.gold[0])
     return {
         node: name
         for node in tests.fail_to_pass
@@ -299,7 +304,7 @@ def _answers(tests: DecidingTests, options: GradingOptions, runs: _InputRuns) ->
     than to the tests' own inputs, and in the tests to fix others than those of code that computes nothing new.
     An exception counts where the test expects one.
     """
-    names = names_in_version(runs.named, runs.gold[0])
+    names = names_in_version(runs.own_inputs, runs.gold[0])
     answers: _Answers = {}
     remaining_chars = _MAX_ANSWERS_CHARS
     for node, twin in options.twins.items():

@@ -46,9 +46,8 @@ from understudy.types import Evidence, Integrity, PytestChecks, TestOutcome
 DRIVER_MOUNT = Mount(Path(twin_driver.__file__), "/opt/understudy/twin_driver.py")
 DRIVER_MOUNTS = (
     DRIVER_MOUNT,
-    Mount(
-        Path(twin_encoding.__file__), "/opt/understudy/twin_encoding.py"
-    ),  # the driver loads it from beside itself
+    # The driver loads it from its own directory.
+    Mount(Path(twin_encoding.__file__), "/opt/understudy/twin_encoding.py"),
 )
 """Every sandbox in which `run_version` is called must have these mounts and `PLUGIN_MOUNT`."""
 

@@ -19,21 +19,22 @@ Operation = Literal[
 
 
 class TwinSite(Struct, frozen=True):
-    """An assertion of a test file, and what it expects of its observations (see `twins.judge.holds`).
-
-    `expected` is the source of a literal, if the operation needs one besides the gold patch's observation: a value
-    to compare with (`compare`, by `operator`), tolerances (`approx`), names of classes (`isinstance`, `raises`,
-    `warns`), or the constant that is changed in a changeable `pair`. `want` is false if the operation must not
-    hold. `withheld` says that the expectation is neither in the process nor evaluated there. `changed` is true if
-    this version has another expectation in the process than the true one. `subject` names the functions that made
-    the observed value; "" if unknown.
-    """
+    """An assertion of a test file, and what it expects of its observations (see `twins.judge.holds`)."""
 
     operation: Operation
     expected: str = ""
+    """The source of a literal, if the operation needs one besides the gold patch's observation: a value to compare
+    with (`compare`, by `operator`), tolerances (`approx`), names of classes (`isinstance`, `raises`, `warns`), or
+    the constant that is changed in a changeable `pair`.
+    """
     operator: str = ""
     want: bool = True
+    """False if the operation must not hold."""
     withheld: bool = True
+    """The expectation is neither in the tested process nor evaluated there."""
     changeable: bool = False
+    """A version may have another expectation in the process than the true one."""
     changed: bool = False
+    """This version has another expectation in the process than the true one."""
     subject: str = ""
+    """The functions that made the observed value; "" if unknown."""

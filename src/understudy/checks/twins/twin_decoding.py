@@ -79,7 +79,7 @@ def _decode(encoded: Any) -> Any:  # one case per encoded type
         case ["z", str(text)]:
             return Foreign(text)
         case _:
-            raise ValueError("opaque: expected a value that could be encoded")
+            raise ValueError("the tested process could not encode the value; expected one that can be compared")
 
 
 def hashable(value: Any) -> Any:

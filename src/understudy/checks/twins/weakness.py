@@ -24,7 +24,9 @@ def weakness(
     gold: Mapping[int, list[Observation]],
     observations: Mapping[int, list[Observation]],
 ) -> str:
-    """Return what observations that agree with the gold patch's prove less by; "" if by nothing."""
+    """Return why observations that agree with the gold patch's prove less than those, as words that follow "the
+    tests"; "" if they prove as much.
+    """
     if any(number in sites and sites[number].operation == "own" and number not in gold for number in observations):
         return "compute with values of classes that decide the result, which the gold patch's are not"
     shared = [number for number in gold if number in sites and observations.get(number)]
@@ -51,6 +53,7 @@ def _max_amounts(site: TwinSite, observed: Sequence[Observation]) -> tuple[int, 
 
 
 def _amount(site: TwinSite, observation: Observation) -> tuple[int, int]:
+    """Return how many members and how many characters an assertion looks at for something expected."""
     match observation:
         case ["value", encoded] if site.operation == "compare" and site.want:
             if site.operator in ("holds", "search", "match", "fullmatch"):

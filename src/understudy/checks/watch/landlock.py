@@ -12,9 +12,8 @@ import stat
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system call numbers
 _NO_NEW_PRIVILEGES = 38  # prctl option
 _FILE_RIGHTS = 1 << 1 | 1 << 14  # write, truncate
-_DIRECTORY_RIGHTS = _FILE_RIGHTS | sum(
-    1 << bit for bit in range(4, 14)
-)  # remove, make, and move between directories
+# remove, make, and move between directories
+_DIRECTORY_RIGHTS = _FILE_RIGHTS | sum(1 << bit for bit in range(4, 14))
 _TRUNCATE_ABI = 3  # the first version of Landlock's interface that can deny truncating
 _MIN_ABI = 2  # the first version that can deny moving files between directories
 

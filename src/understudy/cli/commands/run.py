@@ -195,8 +195,9 @@ def _settings_of(
         budget_left_usd = settings.max_cost_usd - spent_usd
         if budget_left_usd <= 0:
             raise ConfigError(
-                f"--max-cost: the runs of other agents have spent {spent_usd:.4f} US dollars, so no budget is "
-                f"left for {config.agent}; run the same command again with a higher --max-cost"
+                f"--max-cost: the runs of other agents have spent {spent_usd:.4f} of {settings.max_cost_usd:g} US "
+                f"dollars, so none are left for {config.agent}; run the same command again with a higher "
+                "--max-cost"
             )
         settings = msgspec.structs.replace(settings, max_cost_usd=budget_left_usd)
     if settings.output_dir is None or len(configs) == 1:

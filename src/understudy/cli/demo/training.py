@@ -186,12 +186,19 @@ def _improved(rates: Mapping[str, Mapping[str, float]], expected: Mapping[str, f
         for label, before in _BASELINES.items()
         if label in rates
     }
-    missed = [label for label, least in expected.items() if gains.get(label, least) < least]
+    missed = [f"too little {label}" for label, least in expected.items() if gains.get(label, least) < least]
     missed += [
         f"the intervals before and {label} touch"
         for label in gains
         if rates[label]["low"] <= rates[_BASELINES[label]]["high"]
     ]
     if missed:
-        typer.echo(f"demo: less was gained than expected ({', '.join(missed)}): {gains}", err=True)
+        figures = ", ".join(
+            f"{gain:+.2f} {label}, expected {expected.get(label, 0.0):+.2f}" for label, gain in gains.items()
+        )
+        typer.echo(
+            f"demo: the model gained less than expected: {'; '.join(missed)} ({figures}); give another --seed or "
+            "more --tasks, or --no-check to accept it",
+            err=True,
+        )
     return not missed

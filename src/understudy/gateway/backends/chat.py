@@ -51,6 +51,8 @@ class ChatBackend(ABC):
     _applies_template: ClassVar[bool] = True
     _reasoning_field: str | None = "reasoning"
     """The field for the reasoning of an earlier turn; None if it is not sent back."""
+    _says_remedies: ClassVar[bool] = False
+    """Whether the server's error responses say what to do (see HttpClient)."""
 
     def __init__(
         self,
@@ -65,7 +67,9 @@ class ChatBackend(ABC):
     ) -> None:
         self.model = model
         self.price = price
-        self._http = HttpClient(base_url, api_key, timeout_s=timeout_s, resend=resend)
+        self._http = HttpClient(
+            base_url, api_key, timeout_s=timeout_s, resend=resend, says_remedies=self._says_remedies
+        )
         self._template_args = dict(template_args)
         self._prompts = PromptIdCache()
 
@@ -220,6 +224,7 @@ class EmbeddedBackend(VLLMBackend):
     """Our own server for the embedded model."""
 
     name = "embedded"
+    _says_remedies = True
 
 
 class SGLangBackend(ChatBackend):

@@ -256,7 +256,8 @@ class HttpClient:
     """Sends requests to the server at `base_url` (see ServerAddress), and raises errors as BackendError.
 
     `timeout_s` bounds a whole response. Without `resend`, a request is only sent again if there was no connection
-    to send it on: otherwise the server may have generated, and billed, what was lost.
+    to send it on: otherwise the server may have generated, and billed, what was lost. `says_remedies`: the
+    server's error responses say what to do, as those of our embedded server do, so nothing is added to them.
     """
 
     def __init__(
@@ -267,11 +268,13 @@ class HttpClient:
         key_header: Literal["bearer", "x-api-key"] = "bearer",
         timeout_s: float = ANSWER_TIMEOUT_S,
         resend: bool = True,
+        says_remedies: bool = False,
     ) -> None:
         self._address = ServerAddress(base_url, api_key, key_header=key_header)
         self._pool = ConnectionPool()
         self._timeout_s = timeout_s
         self._resend = resend
+        self._says_remedies = says_remedies
 
     @property
     def base(self) -> str:
@@ -441,11 +444,9 @@ class HttpClient:
         await response.read(pieces.append, ERROR_LIMIT)
         body = self._address.redact_bytes(b"".join(pieces))
         kind = NotServedError if response.status >= 500 else BackendError
-        reason = _reason(body)
-        # Our embedded server's reasons end with what to do.
-        remedy = "" if response.status == 400 and "; " in reason else f"; {_remedy(response.status)}"
+        remedy = "" if self._says_remedies else f"; {_remedy(response.status)}"
         return kind(
-            f"{method} {url}: status {response.status}: {reason}{remedy}",
+            f"{method} {url}: status {response.status}: {_reason(body)}{remedy}",
             status=response.status,
             retry_after_s=retry_after_s(response.headers.get("retry-after")),
             should_retry=_SHOULD_RETRY.get(response.headers.get("x-should-retry", "")),

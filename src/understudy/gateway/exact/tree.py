@@ -62,6 +62,9 @@ def call_ids(message: Mapping[str, Any]) -> list[str]:
 
 
 def _mark(message: Mapping[str, Any]) -> bytes:
+    """Return what identifies a message. An assistant's is known by the ids of its tool calls, or else by its text,
+    because agents rewrite the rest.
+    """
     if message.get("role") != "assistant":
         return _encode(message)
     return _encode(call_ids(message) or normal_text(message))
@@ -100,25 +103,27 @@ class TokenLine:
 
 @dataclass(slots=True, eq=False)
 class TokenNode:
-    """An answered conversation.
-
-    Its tokens are the first `length` of its line; the first `start` of them were the prompt.
-
-    `turns` counts the turns that continued it since a prompt was rendered as a whole. `tool_calls` are those of
-    the answer. `reasoned`: the answer has thinking. `thought`: there is thinking anywhere among the tokens.
-    `canonical`: as far as is known, the template would make the same tokens.
-    """
+    """An answered conversation."""
 
     mark: bytes
+    """The digest of the conversation with its answer."""
     line: TokenLine
     start: int
+    """How many of the node's tokens were the prompt."""
     length: int
+    """How many tokens of the line are the node's: they begin with the line."""
     turns: int
+    """How many turns continued it since a prompt was rendered as a whole."""
     serial: int
+    """Counts the nodes of a tree in the order in which they were added."""
     tool_calls: tuple[ToolCall, ...] = ()
+    """The tool calls of the answer."""
     reasoned: bool = False
+    """The answer has thinking."""
     thought: bool = False
+    """There is thinking anywhere among the tokens."""
     canonical: bool = True
+    """As far as is known, the template would make the same tokens."""
 
     @property
     def ids(self) -> list[int]:
@@ -137,7 +142,7 @@ class TokenTree:
     def __init__(self) -> None:
         self.setting: bytes | None = None
         """The setting of the conversation that was added last."""
-        self.used = 0
+        self.last_use = 0
         self._nodes: dict[bytes, list[TokenNode]] = {}
         self._lines: dict[TokenLine, None] = {}
         self._serials = itertools.count(1)
@@ -150,7 +155,7 @@ class TokenTree:
 
     @property
     def nodes(self) -> list[TokenNode]:
-        """Yield all nodes in the order in which they were added."""
+        """Return all nodes in the order in which they were added."""
         return sorted(itertools.chain.from_iterable(self._nodes.values()), key=lambda node: node.serial)
 
     def find(self, path: ConversationPath) -> tuple[TokenNode, int] | None:
@@ -238,7 +243,7 @@ class TokenForest:
     def tree(self, conversation: ConversationHandle | None) -> TokenTree:
         """Return the tree of a branch, or a new one for a request that belongs to no branch."""
         tree = TokenTree() if conversation is None else self._trees.setdefault(conversation, TokenTree())
-        tree.used = next(self._uses)
+        tree.last_use = next(self._uses)
         return tree
 
     def shrink(self) -> None:
@@ -246,6 +251,6 @@ class TokenForest:
         trees = list(self._trees.values())
         excess = sum(tree.cost for tree in trees) - FOREST_LIMIT
         while excess > 0:
-            oldest = min(trees, key=lambda tree: (tree.cost == 0, tree.used))
+            oldest = min(trees, key=lambda tree: (tree.cost == 0, tree.last_use))
             excess -= oldest.cost
             oldest.clear()

@@ -130,59 +130,66 @@ _NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 class VersionBehaviour(Struct, frozen=True):
-    """How a version builds requests from the conversation, in all points where versions differ.
-
-    `hides_plans`: leaves out the inputs of `log_only_inputs`. `resumes_by_parent`: on resume it only follows
-    `parentUuid`, and so loses parallel calls whose results hang on other records of the response. `sends_errors`:
-    its own messages about API errors are sent as the model's. `doubles_first`: in print mode it sends the first
-    response to a prompt, and its results, twice. `queued`: the texts around a queued prompt. `resends_queued`: if
-    the response to a queued prompt calls no tools, the prompt is sent once more. `numbers_with_tab`: line numbers
-    of files are followed by a tab instead of an arrow. `warns_of_files`: it sends `warned_models` a malware
-    reminder, which it does not log, after the lines of a mentioned file; `adds_to_files`: it may do so.
-    `forgets_images`: an image in a prompt that was answered is sent as the text `[image]`.
-
-    `notification`: the text before a notification about a background task; `wraps_notifications`: also before one
-    that was sent as a prompt; `notifications_are_reminders`: such a prompt becomes a reminder. `invoked_skills`:
-    the text before the skills that were invoked before a compaction. `has_system_messages`: newer models get
-    reminders as system messages within the conversation. `files_are_users`: the contents of files are user text
-    even for those models. `extends_lists`: reminders are merged into the last tool result even if that is a list
-    of texts. `logs_requests`: it logs the request ledger. `known_reminders`: `program_texts` has this version's
-    texts. `agents_name_files`: in plan mode it asks agents to list the files to read. `renames_starter`: calls of
-    `Task` are sent back as calls of `Agent`, the tool's later name. `sends_local_commands`: commands that are
-    logged as system records (`/help`, a cancelled `/resume` or `/model`) are sent before the next prompt. All
-    versions send those that are logged as user records: `/cost`, a changed `/model`, the user's shell commands.
-    `logs_compactions`: a compaction leaves a record. `clears_results`: it may clear old tool results without one.
-
-    `recorded`: the behaviours of the nearest recorded versions, or this version's own if it was recorded; empty if
-    the version is unknown, or older or newer than all recorded ones.
-    """
+    """How a version builds requests from the conversation, in all points where versions differ."""
 
     hides_plans: bool = True
+    """It leaves out the input fields that `log_only_inputs` names."""
     resumes_by_parent: bool = False
+    """On resume it only follows `parentUuid`, and so loses parallel calls whose results hang on other records of
+    the response.
+    """
     sends_errors: bool = False
+    """Its own messages about API errors are sent as the model's."""
     doubles_first: bool = False
+    """In print mode it sends the first response to a prompt, and its results, twice."""
     queued: tuple[str, str] = QUEUED
+    """The texts before and after a prompt that the user queued while the model was working."""
     numbers_with_tab: bool = True
+    """Line numbers of files are followed by a tab instead of an arrow."""
     warns_of_files: bool = False
+    """It sends `warned_models` a malware reminder, which it does not log, after the lines of a mentioned file."""
     warned_models: re.Pattern[str] | None = None
     adds_to_files: bool = False
+    """It may send that reminder, or not."""
     resends_queued: bool = False
+    """If the response to a queued prompt calls no tools, the prompt is sent once more."""
     forgets_images: bool = False
+    """An image in a prompt that was answered is sent as the text `[image]`."""
     notification: str = f"{_NOTIFIED}{_NO_INPUT_SINCE}\n"
+    """The text before a notification about a background task."""
     wraps_notifications: bool = True
+    """That text also stands before a notification that was sent as a prompt."""
     notifications_are_reminders: bool = True
+    """Such a prompt becomes a reminder."""
     invoked_skills: str = _SKILLS_NOT_NEW
+    """The text before the skills that were invoked before a compaction."""
     has_system_messages: bool = True
+    """Newer models get reminders as system messages within the conversation."""
     files_are_users: bool = True
+    """The contents of files are user text even for those models."""
     extends_lists: bool = True
+    """Reminders are merged into the last tool result even if that is a list of texts."""
     logs_requests: bool = True
+    """It logs the request ledger."""
     known_reminders: bool = True
+    """`program_texts` has this version's texts."""
     agents_name_files: bool = False
+    """In plan mode it asks agents to list the files to read."""
     renames_starter: bool = True
+    """Calls of `Task` are sent back as calls of `Agent`, the tool's later name."""
     sends_local_commands: bool = True
+    """Commands that are logged as system records (`/help`, a cancelled `/resume` or `/model`) are sent before the
+    next prompt. All versions send those that are logged as user records: `/cost`, a changed `/model`, the user's
+    shell commands.
+    """
     logs_compactions: bool = True
+    """A compaction leaves a record."""
     clears_results: bool = True
+    """It may clear old tool results without leaving a record."""
     recorded: tuple[VersionBehaviour, ...] = ()
+    """The behaviours of the nearest recorded versions, or this version's own if it was recorded; empty if the
+    version is unknown, or older or newer than all recorded ones.
+    """
 
     def is_confirmed(self, *rules: str) -> bool:
         """Return whether the nearest recorded versions on both sides have the same values in these fields."""

@@ -360,9 +360,8 @@ class _ChangeReader:
             if link_target is None:
                 self._again.append(path)
             else:
-                self._add_size(
-                    len(link_target.data)
-                )  # counted again, because a patch has the content under each name
+                # Counted again, because a patch has the content under each name.
+                self._add_size(len(link_target.data))
                 self.entries[path] = link_target
         elif member.isreg() and (file := tar.extractfile(member)) is not None:
             if member.size > self._file_limit:

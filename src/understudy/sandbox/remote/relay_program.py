@@ -221,7 +221,7 @@ class Multiplexer:
                 "where connections are accepted"
             )
         if len(self._channels) >= CHANNELS:
-            raise RelayBroken(f"more than {CHANNELS} open channels, the maximum")
+            raise RelayBroken(f"more than {CHANNELS} open channels, the maximum; close some connections")
         self._last = number
         channel = self._channels[number] = Channel(number, self)
         task = asyncio.ensure_future(self._serve(self._accept, channel, NUMBER.unpack(content)[0]))

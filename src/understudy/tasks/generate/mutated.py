@@ -34,9 +34,9 @@ _MUTATION_COUNT_WEIGHTS = {1: 50, 2: 35, 3: 15}  # weights of the number of muta
 _TRIES_PER_TASK = 40
 _CHECK_TIMEOUT_S = 60.0
 
+_LAUNCHER_MOUNT = "/opt/understudy/launcher"
 # A mutant may loop forever or use up memory. It is limited by CPU seconds, which do not depend on the load of the
 # machine, so that the same mutants are kept everywhere. The wall-clock limit is for mutants that sleep.
-_LAUNCHER_MOUNT = "/opt/understudy/launcher"
 _CPU_FILE = "cpu-seconds"
 _WALL_CLOCK_LIMIT_S = 120.0
 _LIMITS = SandboxLimits(memory_bytes=1 << 30, processes=256, disk_bytes=256 << 20)

@@ -143,38 +143,45 @@ class GroupRef(Struct, frozen=True, array_like=True, order=True):
 
 
 class StepState(Struct, frozen=True, kw_only=True):
-    """The record of one step. `version` is the policy version after it: a new one if its update changed the
-    weights.
-
-    `tasks` are those of its wave, whose collection began under the version `sampled_by`. The update `used` groups;
-    the `dropped` ones were too old or had nothing to learn from; the `held` ones wait for the next step, because
-    too few groups had differing rewards. `collected` counts the graded rollouts in used or held groups, of which
-    `solved` got the full reward, and `reward` is their mean; a group is counted only in the first step that has
-    it. `groups` is the number of groups that the update got, `staleness` how many versions the oldest was behind,
-    `skipped` counts by reason what was not learned from. `report` is the trainer's UpdateReport, `seconds` the
-    duration by phase. `cut` is the number of calls that ran while the weights changed, so that they began under
-    one version and ended under another.
-    """
+    """The record of one step."""
 
     step: int
     phase: Phase
     run: str
+    """The directory of its wave, the rollouts that it started, relative to the loop's."""
     sampled_by: str
+    """The policy version under which the collection of its wave began."""
     tasks: tuple[str, ...]
+    """The tasks of its wave."""
     version: str = ""
+    """The policy version after the step: a new one if its update changed the weights."""
     weights: str | None = None
     used: tuple[GroupRef, ...] = ()
+    """The groups that the update learned from."""
     dropped: tuple[GroupRef, ...] = ()
+    """The groups that were too old or had nothing to learn from."""
     held: tuple[GroupRef, ...] = ()
+    """The groups that wait for the next step, because too few groups had differing rewards."""
     collected: int = 0
+    """How many graded rollouts are in used or held groups; a group counts only in the first step that has it."""
     solved: int = 0
+    """How many of the collected rollouts got the full reward."""
     reward: float = 0.0
+    """The mean reward of the collected rollouts."""
     groups: int = 0
+    """The number of groups that the update got."""
     staleness: int = 0
+    """How many versions the oldest group of the update was behind."""
     skipped: dict[str, int] = field(default_factory=dict[str, int])
+    """How many items were not learned from, by reason."""
     report: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The trainer's UpdateReport."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    """The duration of each phase."""
     cut: int = 0
+    """The number of calls that ran while the weights changed, so that they began under one version and ended under
+    another.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.solved <= self.collected:
