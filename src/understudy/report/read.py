@@ -312,6 +312,11 @@ def read_figures(directories: Sequence[StoreLocation], labels: Sequence[str] = (
         return _of_loop(first)
     if (metrics := metrics_file(first)) is not None:
         return _of_trainer(first, metrics)
+    if not first.exists():
+        raise ConfigError(
+            f"there is no directory {first}; give one that `understudy run` or `understudy train` wrote, or the "
+            "URL of a database"
+        )
     raise ConfigError(
         f"{first} has no run (store.db), no loop (loop.json) and no metrics (metrics.jsonl); give a "
         "directory that `understudy run` or `understudy train` wrote"

@@ -184,8 +184,9 @@ def open_engine(
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             _make_private(directory, file)
         elif not file.is_file():
+            reason = f"{FILE} is missing" if directory.is_dir() else "there is no such directory"
             raise StoreError(
-                f"{directory} has no store ({FILE} is missing); name a directory that `understudy run`, "
+                f"{directory} has no store ({reason}); name a directory that `understudy run`, "
                 "`understudy ingest` or `understudy gateway serve` wrote"
             )
         if file.stat().st_size == 0:

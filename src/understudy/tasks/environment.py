@@ -85,6 +85,14 @@ def _environment_directory(cache: Path, prefix: Path, requirements: str) -> Path
     return cache.absolute() / "envs" / hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
+def _interrupted(home: Path, number: int) -> str:
+    """Return the text about a program that a signal ended while it made the environment."""
+    return (
+        f"{home}: making the Python environment for tasks was interrupted by signal {number}; run the same "
+        "command again"
+    )
+
+
 def _create(home: Path, requirements: str) -> None:
     file = home / "requirements.txt"
     argv = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -99,11 +107,15 @@ def _create(home: Path, requirements: str) -> None:
             "network and pip's settings (index, proxy), then run the same command again"
         ) from error
     except (OSError, subprocess.SubprocessError) as error:
+        if isinstance(error, subprocess.CalledProcessError) and error.returncode < 0:
+            raise ConfigError(_interrupted(home, -error.returncode)) from error
         raise ConfigError(
             f"{home}: the Python environment for tasks could not be made ({error}); install venv and ensurepip "
             "(Debian: apt-get install python3-venv), or, if this directory is not writable, set UNDERSTUDY_CACHE "
             "to one that is"
         ) from error
+    if pip.returncode < 0:
+        raise ConfigError(_interrupted(home, -pip.returncode))
     if pip.returncode:
         raise ConfigError(
             f"{home}: pip could not install the pinned packages for tasks; check the network and pip's settings "

@@ -312,7 +312,8 @@ def test_user_names_are_redacted_in_printed_and_exported_states_by_default(store
 def test_states_reports_unknown_columns_missing_stores_and_conflicting_outputs(store: Path, tmp_path: Path):
     wrong = understudy("states", str(store), "--where", "modle = 1")
     assert wrong.returncode == 2 and "no such column: modle" in wrong.stderr and "model" in wrong.stderr
-    assert "has no store" in understudy("states", str(tmp_path / "none")).stderr
+    assert "none has no store (there is no such directory)" in understudy("states", str(tmp_path / "none")).stderr
+    assert "has no store (store.db is missing)" in understudy("states", str(tmp_path)).stderr
     both = understudy("states", str(store), "--json", "--output", str(tmp_path / "x.jsonl"))
     assert "give only one of them" in both.stderr
 

@@ -75,7 +75,10 @@ def demo(
     from understudy.cli.demo.training import run_training
 
     if agent and not quick:
-        raise ConfigError("--agent: the demo's model only works with Claude Code; use --quick for other agents")
+        raise ConfigError(
+            f"--agent {agent}: unsupported without --quick, because the demo's model only works with Claude Code; "
+            "leave it out, or add --quick"
+        )
     if quick:
         if model != TINY:
             raise ConfigError(

@@ -52,7 +52,8 @@ class SshSandboxes(WorkerSandboxes):
     ) -> None:
         if _HOST.fullmatch(target) is None:
             raise ConfigError(
-                f"--sandbox ssh:{target}: invalid name; give a machine in ssh's form, such as ssh:user@machine"
+                f"--sandbox: invalid machine {target!r} behind ssh:; give one in ssh's form, such as "
+                "ssh:user@machine"
             )
         super().__init__(f"ssh:{target}", deadline_s=deadline_s, starting=starting)
         options = ["-F", config] if config else []
