@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from understudy.sandbox.local.sandboxes import LocalSandboxes
-from understudy.tasks.environment import TaskEnvironment
 from understudy.types import Files, PytestChecks, Task
 
-from support.grading import diff, protections
+from support.grading import Protections, diff
 
 pytestmark = pytest.mark.services  # validates a task and grades patches
 
@@ -72,22 +68,14 @@ def test_inside():
 """
 
 
-async def test_code_that_is_right_only_where_it_is_tested(
-    sandboxes: LocalSandboxes, environment: TaskEnvironment, tmp_path: Path
-) -> None:
+async def test_code_that_is_right_only_where_it_is_tested(protections: Protections) -> None:
     nodes = tuple(f"test_spans.py::test_{name}" for name in ("overlap", "order", "inside"))
     tree = {"spans.py": BEFORE}
     checks = PytestChecks({"test_spans.py": TESTS}, nodes, timeout_s=60)
     task = Task(
         "spans", "example/spans", "mend it", Files(tree), checks, diff({"spans.py": solution(MERGE)}, tree)
     )
-    levels = await protections(
-        task,
-        {name: {"spans.py": text} for name, text in PATCHES.items()},
-        sandboxes=sandboxes,
-        environment=environment,
-        cache=tmp_path,
-    )
+    levels = await protections(task, PATCHES)
     levels = {
         name: (level, reason.partition(" (")[0].partition(" gives")[0]) for name, (level, reason) in levels.items()
     }

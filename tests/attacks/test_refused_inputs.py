@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from understudy.sandbox.local.sandboxes import LocalSandboxes
-from understudy.tasks.environment import TaskEnvironment
 from understudy.types import Files, PytestChecks, Task
 
-from support.grading import diff, protections
+from support.grading import Protections, diff
 
 pytestmark = pytest.mark.services  # each validates a task and grades patches
 
@@ -75,21 +71,13 @@ def test_refuses(number):
 """
 
 
-async def test_refusing_other_inputs_is_an_answer(
-    sandboxes: LocalSandboxes, environment: TaskEnvironment, tmp_path: Path
-) -> None:
+async def test_refusing_other_inputs_is_an_answer(protections: Protections) -> None:
     nodes = [f"test_core.py::test_refuses[{each}]" for each in INVALID]
     nodes += [f"test_core.py::test_account[{number}-{expected}]" for number, expected in RIGHT]
     checks = PytestChecks({"test_core.py": TESTS}, tuple(nodes), timeout_s=60)
     tree = {"core.py": BEFORE}
     task = Task("core", "example/core", "mend it", Files(tree), checks, diff({"core.py": GOLD}, tree))
-    levels = await protections(
-        task,
-        {name: {"core.py": text} for name, text in PATCHES.items()},
-        sandboxes=sandboxes,
-        environment=environment,
-        cache=tmp_path,
-    )
+    levels = await protections(task, PATCHES)
     assert levels == {
         "accepts whatever has separators": (
             "partial",

@@ -8,21 +8,21 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from understudy.grade.gate import GatedPatch, gate
-from understudy.grade.verdict import grade, validate
-from understudy.sandbox.local.sandboxes import LocalSandboxes
-from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.prepare import PreparedTask, prepare
+from understudy.tasks.prepare import PreparedTask
 from understudy.types import Files, ImageTree, PytestChecks, SuiteChecks, Task
 
 from support import calc_task
 from support.docker_engine import Engine, instance_image
+
+Protections = Callable[[Task, Mapping[str, str]], Awaitable[dict[str, tuple[str, str]]]]
+"""Returns the protection of each patch of a task, by its name, and why it is not whole (see tests/attacks)."""
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 """For ids of tasks that many tests grade: pytest's workers would wait for each other's gradings of one task."""
@@ -45,30 +45,6 @@ def diff(after: Mapping[str, str | None], before: Mapping[str, str]) -> str:
         ):
             text += line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
     return text
-
-
-async def protections(
-    task: Task,
-    patched: Mapping[str, Mapping[str, str]],
-    *,
-    sandboxes: LocalSandboxes,
-    environment: TaskEnvironment,
-    cache: Path,
-) -> dict[str, tuple[str, str]]:
-    """The protection of each patch, by its name, and why it is not whole. Each must get reward 1 and be clean.
-
-    `patched` has the files' texts after each patch. The task must have its tree with it.
-    """
-    assert isinstance(task.source, Files)
-    ready = prepare(task, cache, sandboxes)
-    prepared = await validate(ready, sandboxes=sandboxes, environment=environment, cache=cache)
-    levels: dict[str, tuple[str, str]] = {}
-    for name, texts in patched.items():
-        patch = diff(texts, task.source.files).encode()
-        verdict = await grade(prepared, patch, sandboxes=sandboxes, environment=environment)
-        assert (verdict.reward, verdict.integrity.status) == (1.0, "clean"), verdict
-        levels[name] = (verdict.protection, verdict.unprotected)
-    return levels
 
 
 def by_twins_alone(prepared: PreparedTask) -> PreparedTask:

@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "understudy"
 PATHS = sorted(SOURCE.rglob("*.py"))
 
-VAGUE = {"found", "said", "told", "known", "kept", "given", "place", "words", "made", "begun", "way"}
+VAGUE = {
+    *("found", "said", "told", "known", "kept", "given", "place", "words", "made", "begun", "way"),
+    *("every", "may", "moved", "one", "others", "over", "rest", "some"),
+}
 """Names that say how a value came to be here instead of what it is."""
 
 
@@ -93,6 +96,28 @@ def test_names_say_what_they_stand_for():
             if name.strip("_") in VAGUE:
                 vague[f"{name} in {dotted(path)}"] += 1
     assert vague.total() <= names.total() * 2 / 1000, vague.most_common(20)
+
+
+def test_limits_are_called_max_or_min():
+    """An engineer who looks for a limit searches for MAX_ or MIN_."""
+    limit = re.compile(r"_?(MOST|LONGEST|LARGEST|LEAST|FEWEST|DEEPEST|SHORTEST|SMALLEST)_\w+")
+    constants = {(dotted(path), name) for path, tree in parsed().items() for name in assigned(tree)}
+    assert {(module, name) for module, name in constants if limit.fullmatch(name)} == set()
+
+
+def test_comments_name_what_exists():
+    """A reference such as `package.module.name` in a comment or docstring names what that module of ours has."""
+    texts = {dotted(path): path.read_text() for path in PATHS}
+    missing: list[str] = []
+    for module, text in texts.items():
+        for reference in re.findall(r"`((?:[a-z_]+\.){2,}\w+)`", text):
+            prefix, _, name = reference.rpartition(".")
+            if any(f".{other}".endswith(f".{reference}") for other in texts):
+                continue
+            owners = [other for other in texts if f".{other}".endswith(f".{prefix}")]
+            if owners and not any(re.search(rf"\b{name}\b", texts[owner]) for owner in owners):
+                missing.append(f"{reference} in {module}")
+    assert missing == []
 
 
 def test_functions_have_at_most_twelve_parameters():

@@ -188,7 +188,7 @@ def test_the_command(tmp_path: Path):
     summary = json.loads(done.stdout)
     assert summary["headline"]["difference"]["judgement"] == "better" and target.exists()
     for arguments, expected in (
-        ((tmp_path / "none",), "has no run"),
+        ((tmp_path / "none",), "there is no directory"),
         ((loop, "--output", tmp_path), "is a directory"),
         ((loop, "--output", "/proc/nowhere/x.html"), "cannot be written"),
         ((loop, "--output", target / "x.html"), "cannot be written"),
