@@ -14,8 +14,10 @@ from understudy.redact.heuristics import (
     ANSI,
     count_character_classes,
     count_random_characters,
+    is_chosen_password,
     is_encoded_example,
     is_identifier,
+    is_passphrase,
     is_password,
     is_placeholder,
     is_reference,
@@ -24,6 +26,18 @@ from understudy.redact.heuristics import (
 )
 
 _STRONG = re.compile(r"(?i)passw|pwd|passphr|secret|identified|^pw$")
+_PASSWORD = re.compile(r"(?i)passw|pwd|passphr|passc|pass$|pw$|identified")
+"""The words for what somebody chooses."""
+_PASSWORD_NAME = re.compile(
+    r"(?i)(?:identified by|passw(?:or)?ds?|pwd|pass(?:phrase|code)?|pw)"
+    r"(?:[_-]?\d{1,2}|[_-](?:prod|dev|test|staging|old|new|confirm(?:ation)?|again|admin|root|db)|confirm(?:ation)?)?"
+)
+_IN_LIST = re.compile(
+    r"(?:[;&?{:][ ]?|[\w\]][=:][^\s;=]{1,60}[ ,][ ]?|[ \t\"'](?:--?(?:D|P)?)|"
+    r"[ ])(?:[\w.-]{1,60}[_.-])?[\w ]{0,20}$"
+)
+"""What stands before a name in a connection string, in a query, behind another name with a value, in an option."""
+_FIRST_OF_CALL = re.compile(r"\([ ]?\\{0,7}[\"'][\w.-]{0,60}$")
 _AFTER = re.compile(
     r"""(?x)
     [\w-]{0,40}+ (?: [ ]\d{1,2} (?=:) )?+             # the rest of the name, and a number: `Unseal Key 2:`
@@ -40,20 +54,29 @@ _AFTER = re.compile(
       | :[ \t]{0,4} &?(?:'\w{1,20}[ ])?[A-Za-z_][\w.:]{0,30} (?: [\[<] [\w.&,' ]{1,30} [\]>] )? [?!]?
             (?: [ ]?\|[ ]?\w{1,20} )? [ \t]{0,4} =[ \t]
       | (?<=[ \t]) (?: As[ ]String | \[\]byte | [Ss]tring | str ) [ \t]{0,4} =[ \t]
-      | (?: := | [|?]{0,2}={1,3}>? | :(?!:) | -> | > | (?P<prose> (?<=[ \t])is:? (?=[ ]) ) )
+      # process.env.SECRET || "…", ENV["TOKEN"] or "…"
+      | (?: \)[ ] | (?<=[ ]) ) (?P<otherwise> \|\| | \?\? | or ) (?=[ ] \\{0,7} ["'`])
+      # "--token", default="…"
+      | ,[ ]? default[ ]?= (?=[ ]? \\{0,7} ["'])
+      | (?: := | [|?]{0,2}={1,3}>? | :-(?=[^\s-]) | :(?!:) | -> | <- | > | (?P<prose> (?<=[ \t])is:? (?=[ ]) ) )
       # {name: …, value: …}
-      | (?: ["',\s] | \\{1,7}[nr"'] ){0,24} \b (?P<beside> value ) \\{0,7} ["']? [ \t]{0,4} [:=]
+      | (?: ["',\s] | \\{1,7}[nr"'] ){0,24}
+          (?: \\{0,7}["']? [Tt]ype \\{0,7}["'] [ ]?:[ ]? [^\n,{}]{1,40} ,\s{0,8} \\{0,7}["']? )?
+          \b (?P<beside> [Vv]alue | content ) \\{0,7} ["']? [ \t]{0,4} [:=]
       # {method: "login_with_api_key", params: [ … ]}
       | ,[ ]? \\{0,7} ["'] params \\{0,7} ["'] [ ]? : [ ]? (?P<params> \[ )
-      | (?P<comma> (?<=["'`]) ,[ ]{0,2} (?= \\{0,7} ["'`] ) )   # getenv("API_KEY", "…")
+      | (?P<comma> (?: (?<=["'`]) | (?<=_PASSWORD) ) ,[ ]{0,2} (?= \\{0,7} ["'`] ) )   # getenv("API_KEY", "…")
       | (?P<loose> \| | (?<=[ \t]) - (?= [ ]{1,4} \\{0,7} ["'`] ) )   # a row of a table, an entry of a list
       | (?P<space> (?: (?<=[ ]) | (?<=\t) | (?<==) ) )
     )
     [ \t]{0,12}
     # a word before the value, such as `Bearer`
     (?P<scheme> (?<=[=:][ ]) [A-Za-z]{3,12} [ ] (?= [\w.=+/-]{20,512}+ (?: [\r\n"'`\\] | \Z ) ) )?
-    (?P<broken> (?: \r?\n | \\{1,7}n ) [ \t]{1,60}+ (?= ["'`] ) )?
-    (?: ANSI ){0,3} (?: \*\* )? (?: [fbruFBRU]{1,2} (?=["']) )?
+    (?P<broken> \(? (?: \r?\n | \\{1,7}n ) [ \t]{1,60}+ (?= ["'`] ) )?
+    (?: ANSI ){0,3} (?: \*\* )?
+    # a call that wraps the value: SecretStr("…"), Convert.FromBase64String("…")
+    (?: (?: Secret\w* | Field\( default=? ) \(? (?=["']) | (?P<wrapped> [A-Za-z_][\w.]{1,40} \( ) (?=["']) )?
+    (?: (?: [fbruFBRU]{1,2} | @ ) (?=["']) )?
     (?: \\{0,7} (?P<quote> ["'`] ) (?P<spaced> [ ]{1,2} (?=\S) )? )?
     """.replace("ANSI", ANSI)
 )
@@ -71,13 +94,15 @@ MAY_BE_ASSIGNED = re.compile(
       | [ \t]++ (?: -> [ \t]*+ (?!DULL) | [\x1b\\"'`\],\n\r] | is | value
           | (?! :(?!:) | [=>] | -> | [A-Za-z]{0,11}[,.;:)}!?*]*+(?:\s|\Z) | [{(\[] ) )
       | [\x1b\\\],\n\r]
+      | ["'`]\)[ ](?: \|\| | \?\? | or )[ ]
       | ["'`] [ ]?:?[ ]?\{ (?: \s | \\{1,7}[nrt] )*+ \\*+["']?+ (?: value | default | type | sensitive | descr )
       | ["'`] \]?+ (?: [ \t]*+ SIGN | (?! [ \t]*+ (?: :(?!:) | [=>] ) | [.()a-uw-zA-Z0-9_;+*/&|{}\[@\#!?%$^~<] ) )
     )""".replace("SIGN", _SIGN).replace("DULL", _DULL)
 )
 """The pattern that must match after a word for secrets before `find_assigned` is called; it rejects most words."""
 MAY_BE_SHORT = re.compile(
-    r"""(?:[_-](?i:sk|pw)|(?i:seed))(?![A-Za-z])\\{0,7}["'`]?\]?(?:[ \t]{0,4}[:=]|[ ,]|\\{0,7}[ \n\\]|[ ]?\{)"""
+    r"""(?:[_-](?i:sk|pw)|(?<![A-Za-z0-9])(?i:pw)|(?i:seed))(?![A-Za-z])\\{0,7}["'`]?\]?"""
+    r"""(?:[ \t]{0,4}[:=]|[ ,]|\\{0,7}[ \n\\]|[ ]?\{)"""
 )
 """The same for short names of secrets: `QINIU_SK`, `bind_pw`, `MFA_SEED`."""
 MAY_BE_NAMED = re.compile(
@@ -95,7 +120,7 @@ _VALUES = {
     "": re.compile(r"""[^\s"'`\\;<>|\0\x1b]{6,512}"""),
 }
 _LONG = 500
-_UNSURE = ("params", "comma", "loose", "broken", "spaced")
+_UNSURE = ("params", "loose", "broken", "spaced", "wrapped")
 """Groups of `_AFTER` after which a value must look random, because other things stand there too."""
 _LOOSELY = ("space", "alone", "scheme")
 """Groups of `_AFTER` in which no sign assigns the value, so that it must be long and random."""
@@ -185,9 +210,10 @@ _DIGEST_OR_ID = re.compile(
 _ENDS = ("", "\n", "\r", "\0", "\\", '"', "'", "`", "\x1b", "&", " ", "\t", ";")
 _CONFIG_NAME = re.compile(
     r"(?:^|[\n\r\0\"'`]|\\{1,8}[nrt]|\x1b\[[\d;]{0,16}m|(?<=[ \t])-e |--env[ =])"
-    r"(?:[ \t]{0,8}(?:[\w./-]{1,120}:)?\d{1,6}[→:|\t])?[ \t+>$-]{0,40}"
+    r"(?:[ \t]{0,8}(?:[\w./-]{1,120}:)?\d{1,6}[→:|\t])?[ \t+>$:@-]{0,40}\[?(?:\d{1,2}[.)][ ]|(?:#|//|--|;|"
+    r"\*)[ ]{0,2})?"
     r"(?:(?:export|set|setx|ENV|ARG|declare -x)[ \t]{1,4})?"
-    r"(?:[A-Z][\w-]{0,30} ){0,3}[\w.-]{0,60}$"
+    r"(?:[A-Z][\w-]{0,30} (?:[A-Za-z][\w-]{0,30} ){0,3})?[\w.-]{0,60}$"
 )
 _ENVIRONMENT_NAME = re.compile(r"(?:.*[ \t;&|(])?[A-Z][A-Z0-9_]*$", re.S)
 """A variable in front of a command."""
@@ -197,10 +223,11 @@ _LINE = re.compile(r"(?:^|[\n\r]|\\{1,7}[nr])(?:[ \t]{0,8}\d{1,6}[→:\t])?[ \t+
 _SET = re.compile(r"(?:\bENV|\bsetx|\bset(?: -[a-zA-Z]{1,3})?|\bARG)[ \t]{1,4}$")
 _COOKIE = re.compile(r"sessionid$|SESSIONID|SESSID|sessid$|connect\.sid$|^sid$|_session$")
 _WORD = re.compile(
-    r"(?i)passphrase|passw(?:or)?d|(?:(?<![a-z])|(?-i:(?<=[a-z])(?=P)))pass(?=\\{0,7}[\"'`]?\]?[ \t]{0,4}[:=]"
+    r"(?i)passphrase|passw(?:or)?d|(?:(?<![a-z])|"
+    r"(?-i:(?<=[a-z])(?=P)))pass(?=\\{0,7}[\"'`]?\]?[ \t]{0,4}[:=|?]|\\{0,7}[\"'],[ ]?\\{0,7}[\"']"
     r"|(?:[\s,\"']|\\{1,7}[nr]){1,30}value)|"
     r"pwd|dockerc(?:fg|onfigjson)|secret|token|key|credential|auth(?![b-np-z]|or(?!iz))|identified by|login|"
-    r"[_ ]pat(?![a-z])|(?<=[_-])(?:sk|pw)(?![a-z])|seed(?![a-z])|"
+    r"[_ ]pat(?![a-z])|(?<=[_-])sk(?![a-z])|(?<![A-Za-z0-9])pw(?![a-z])|seed(?![a-z])|"
     r"access(?: code)?|private|(?:api|crumb)(?=[ \t]{0,4}[:=])"
 )
 _REST = re.compile(r"[\w-]{0,60}", re.ASCII)
@@ -229,6 +256,10 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
     value = _VALUES[match["quote"] or ""].match(text, match.end()) if match else None
     if match is None or value is None:
         return None
+    name = word.group().lower()
+    # The cheapest check comes first, because it rejects most: a token has twelve characters or more.
+    if value.end() - value.start() < (6 if name == "pass" or _STRONG.search(name) else 12):
+        return None
     quote = match["quote"] or ""
     before = text[max(position - 48, 0) : position].rpartition("\0")[2]
     start, secret = value.start(), value.group()
@@ -244,17 +275,31 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
             secret = secret[:cut]
         if (list_ends := _NEXT_IN_LIST.search(secret)) is not None:
             secret = secret[: list_ends.start()]
+        whole = secret
         secret = secret.rstrip("*,.;:)}]!?" if not secret.endswith("]") else ",")
+        # No sentence ends behind a name with a sign: `PASSWORD=…!`
+        if whole[len(secret) :] in ("!", "*") and match["prose"] is None and _PASSWORD.match(word.group()):
+            secret = whole
+    named = False
     if any(match[sign] is not None for sign in _LOOSELY):
         behind = text[start + len(secret) : start + len(secret) + 1]
         named = _spaced(word.group(), before, quote) or _netrc(word.group(), before, secret, behind)
         if not named and not _follows_name(word.group(), secret, behind):
             return None
-    # The cheapest check comes first, because it rejects most.
-    name = word.group().lower()
-    if len(secret) < 6 or not is_secret_value(name, secret, quoted=bool(quote)):
+    if len(secret) < 6:
         return None
-    if any(match[sign] is not None for sign in _UNSURE) and not looks_random(secret):
+    known = is_secret_value(name, secret, quoted=bool(quote))
+    chosen = (
+        (not known or not quote)
+        and _is_chosen(name, rest.group(), secret)
+        and (named or _is_data(text, position, match, start, secret))
+    )
+    if not (known or chosen):
+        return None
+    unsure = any(match[sign] is not None for sign in _UNSURE)
+    if match["comma"] is not None and _PASSWORD.match(name) is None:
+        unsure = True
+    if unsure and (not looks_random(secret) or (match["wrapped"] is not None and _HEX.fullmatch(secret))):
         return None
     if _PUBLIC.search(before):
         return None
@@ -279,7 +324,11 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
         return None  # an id in a log: `login: userId=…`
     if word.group() == "PASS" and not before.endswith("_"):
         return None  # the output of tests, such as `--- PASS: TestLogin_V2 (0.02s)`
-    config = bool(quote) or _is_config_line(text, position - len(before), position, match, start + len(secret))
+    config = (
+        chosen
+        or bool(quote)
+        or _is_config_line(text, position - len(before), position, match, start + len(secret))
+    )
     # an option of a command takes a password that somebody chose: `--db-password …`
     taken = match["space"] is not None and _STRONG.search(name) and count_character_classes(secret) > 2
     if not config and not (
@@ -288,7 +337,8 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
         return None
     if not quote and is_identifier(secret) and _CALLED.match(text, start + len(secret)):
         return None
-    if not quote and is_identifier(secret) and not _is_random(secret) and not (config and _DIGIT.search(secret)):
+    may_be_name = not (config and _DIGIT.search(secret)) and not (chosen and word.group().isupper())
+    if not quote and may_be_name and is_identifier(secret) and not _is_random(secret):
         return None
     if not quote and (dotted := _DOTTED_NAME.fullmatch(secret)) is not None and not looks_random(dotted["last"]):
         return None
@@ -298,6 +348,34 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
         more = _MORE.match(text, start + len(secret))
         return start, more.end() if more else start + len(secret)
     return start, start + len(secret)
+
+
+def _is_chosen(name: str, rest: str, value: str) -> bool:
+    """Return whether a value may be a password that somebody chose, given a name that says no more than that."""
+    return (
+        _PASSWORD.match(name) is not None
+        and _PASSWORD_NAME.fullmatch(rest) is not None
+        and not is_encoded_example(value)
+        and (is_chosen_password(value) or (is_passphrase(value) and not is_reference(value)))
+    )
+
+
+def _is_data(text: str, position: int, match: re.Match[str], start: int, value: str) -> bool:
+    """Return whether a value stands where only literal values do: in quotes, in a line of configuration, in an
+    option of a command, or in a list of names with values.
+    """
+    if any(match[group] is not None for group in (*_UNSURE, *_LOOSELY, "prose")):
+        return False
+    if match["comma"] is not None and _FIRST_OF_CALL.search(text, max(position - 80, 0), position) is None:
+        return False
+    if match["quote"]:
+        return match["quote"] != "`" and not is_passphrase(value)
+    if not value[0].isalnum() or text[start - 1] == ">" or "," in value:
+        return False
+    left = max(position - 120, 0)
+    if text[start - 1] in "=-:" and not is_passphrase(value) and _IN_LIST.search(text, left, position) is not None:
+        return True
+    return _is_config_line(text, left, position, match, start + len(value))
 
 
 @lru_cache(maxsize=4096)

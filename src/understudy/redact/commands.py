@@ -13,6 +13,7 @@ from typing import NamedTuple
 from understudy.redact.assignments import is_token
 from understudy.redact.heuristics import (
     count_character_classes,
+    is_chosen_password,
     is_encoded_example,
     is_password,
     is_placeholder,
@@ -49,9 +50,13 @@ def is_chosen(value: str) -> bool:
     """Return whether a value is a password or a token, where a command or call takes one."""
     return (
         len(value) >= 6
-        and not is_reference(value)
+        and (not is_reference(value) or is_chosen_password(value))
         and not is_placeholder(value)
-        and (is_password(value, quoted=False) or _SHORT_HEX.fullmatch(value) is not None)
+        and (
+            is_password(value, quoted=False)
+            or is_chosen_password(value)
+            or _SHORT_HEX.fullmatch(value) is not None
+        )
     )
 
 
@@ -83,7 +88,6 @@ unzip     -P      [ \t]{0,2}
 oathtool  -b      [ \t]{1,4}
 codecov   -t      [ \t]{1,4}
 vercel    -t      [ \t]{1,4}
-keytool   -(?:store|key|srcstore|deststore)pass [ \t]{1,4}
 secretsmanager --secret-string [ \t=]{1,4}
 securestring --value [ \t=]{1,4}
 """
@@ -121,6 +125,7 @@ COMMANDS = (
         r"""(?:(?:sqlplus|expdp|impdp)(?:[ \t]-\S{1,3})?[ \t]{1,4}["']?|oracle:thin:)"""
         r"""\w{1,30}/([^\s"'/@\\]{6,128})@""",
     ),
+    place("storepass|keypass", rf"(?:store|key)pass[ \t]{{1,4}}(?!-){_VALUE}"),
     place("requirepass ", rf"requirepass[ \t]{{1,4}}{_VALUE}"),
     place("/user:", rf"(?i:/user):[\w\\.@-]{{1,64}}[ \t]{{1,4}}{_VALUE}"),
     place("nmcli ", rf"nmcli{_OF}password[ \t]{{1,4}}{_VALUE}"),
@@ -145,7 +150,8 @@ COMMANDS = (
         rf"""(?:echo|printf)[ \t]{{1,4}}(?:-n[ \t]{{1,4}})?{_Q}(?:[\w.-]{{1,32}}:)?([^\s"'\\|:\0]{{6,256}}?)"""
         rf"""(?:\\n)?{_Q}[ \t]{{0,4}}\|[ \t]{{0,4}}"""
         r"(?:sudo[ \t]{1,4}-S|(?:sudo[ \t]{1,4})?"
-        r"(?:chpasswd|passwd|docker|podman|helm|gh|glab|oras|skopeo|nerdctl)\b)",
+        r"(?:chpasswd|passwd|docker|podman|helm|gh|glab|oras|skopeo|nerdctl|kinit|vncpasswd|cryptsetup)\b"
+        r"|[\w.-]{1,20}[ ][^\n|]{0,60}?\b(?:secrets?|login|passw\w*|passphrase))",
     ),
     # calls that take a user and a password, or a payload and a key
     place(

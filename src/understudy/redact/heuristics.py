@@ -64,7 +64,7 @@ _PLAIN_WORDS = re.compile(
     | mysql | redis | mongo(?:db)? | database | db | api | auth | access | private | public | client
     | server | local | host | dev(?:elopment)? | prod(?:uction)? | staging | super | login | hash(?:ed)?
     | strong | weak | s(?:u|oo)per | top | secure | fake | cert(?:ificate)? | word | abc | xyz
-    | open[ ]?sesame | x-oauth(?:-basic|-token)?
+    | hello | world | open[ ]?sesame | x-oauth(?:-basic|-token)?
     | \d{0,3}123(?:4(?:5(?:6(?:7(?:89?0?)?)?)?)?)? | [-_.!@#$%^&*?~+:/=\ ]+
     """
 )
@@ -74,6 +74,15 @@ _SAMPLE_CLAIMS = re.compile(
 )
 _SMALL, _CAPITAL, _DIGIT = re.compile(r"[^\W\d_A-Z]"), re.compile(r"[A-Z]"), re.compile(r"\d")
 _SIGN = re.compile(r"[^\w./:,()*-]")
+_CHOSEN = re.compile(r"(?=.*[A-Za-z])[!#-'*-;=?-z~]{6,}", re.ASCII)
+"""Letters, digits and signs, but no quotes, brackets or blanks."""
+_NUMBERED_WORD = re.compile(r"[A-Za-z]+\d{3,6}\.\w{1,3}")
+"""A password with a dot, which looks like an attribute of a name in code."""
+_NUMBERED_NAME = re.compile(r"[a-z]+(?:[-_][a-z]+)*[-_]?\d")
+"""A name with a number of one digit, such as that of a field."""
+_GROUPS = re.compile(r"(?=.*[a-z][A-Z])(?=.*[A-Z][a-z]?[A-Z])[A-Za-z0-9]{4}(?:-[A-Za-z0-9]{4}){2,5}")
+"""Groups of four characters, as generators of passwords make them."""
+_ALGORITHM = re.compile(r"(?i)(?:sha|md|pbkdf|utf|base|aes|des|rsa|crc|hmac|tls|ssl|rfc|iso|argon|blake)-?\d")
 _PIECES = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[A-Z]|[0-9]+")
 _FOLLOWS_TEXT = """
 abcdfgiklmnprstuvy baeilorsu cacehiklorstu dadeilorsu eabcdefgilmnopqrstvwxy faefilortu gaeghilnorsu haeiortu
@@ -228,6 +237,37 @@ def is_password(value: str, quoted: bool) -> bool:
     if not quoted and several < 3 and not _DIGIT.search(value):
         return False
     return _is_made_up(value)
+
+
+def is_chosen_password(value: str) -> bool:
+    """Return whether a value that can only be a password was chosen by somebody: words with a number or a sign.
+
+    Only for places in which nothing else stands, such as `DB_PASSWORD=…`: in code, such values are names.
+    """
+    value = unquote(value[:80])
+    if is_reference(value) and not (_NUMBERED_WORD.fullmatch(value) and not _DUMMY.search(value)):
+        return False
+    if _CHOSEN.fullmatch(value) is None or is_example(value):
+        return False
+    words = _PLAIN_WORDS.sub("", value)
+    if sum(map(str.isalnum, words)) < 4 or words.isdigit():
+        return False
+    if len(_PLAIN_WORDS.sub("", value.lower().rstrip("0123456789").translate(_LEET))) < 2:
+        return False
+    numbered = _DIGIT.search(value) is not None or _SIGN.search(value) is not None
+    if _NUMBERED_NAME.fullmatch(value):
+        return False
+    return (numbered or _GROUPS.fullmatch(value) is not None) and not _ALGORITHM.match(value)
+
+
+def is_passphrase(value: str) -> bool:
+    """Return whether a value is three words or more that somebody joined, of which three are no example's."""
+    words = value.replace("_", "-").split("-")
+    return (
+        len(words) > 2
+        and all(len(word) > 2 and word.isalpha() and word.islower() for word in words)
+        and sum(not is_example(word) for word in words) > 2
+    )
 
 
 def decoded_base64(value: str) -> str | None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from understudy.redact.assignments import MAY_BE_ASSIGNED, MAY_BE_NAMED, MAY_BE_SHORT, find_assigned, is_token
+from understudy.redact.calls import CALLS
 from understudy.redact.commands import COMMANDS, Place
 from understudy.redact.heuristics import (
     ANSI,
@@ -39,6 +40,7 @@ from understudy.redact.surroundings import (
     find_web_key,
 )
 from understudy.redact.tokens import BROKEN_PREFIXES, broken_token_at
+from understudy.redact.told import FINDERS, TOLD
 
 
 class SecretMatch(NamedTuple):
@@ -177,7 +179,7 @@ def _marked(mark: bytes, text: str, position: int) -> Hits:
 
 
 _ELEMENT_PART = re.compile(r"[^\s\0]{16,4096}")
-_ELEMENT = re.compile(r">\{([^{}<>\n\0]{16,4096})\}</[\w.:-]{0,60}(?i:secret|password|token|key)>")
+_ELEMENT = re.compile(r">\{([^{}<>\n\0]{16,4096})\}</[\w.:-]{0,60}(?i:secret|password|token|key|master)>")
 
 
 def _element(text: str, position: int) -> Hits:
@@ -398,7 +400,7 @@ _RESERVED_HOST = re.compile(
     r"(?:[\w-]{1,63}\.){0,8}(?:example(?:\.(?:com|org|net))?|test|invalid|host(?:name)?)(?![\w.-])"
 )
 """Hosts in documentation and tests: passwords for them are examples, unless they look random."""
-_BEARER = re.compile(r"earer[ \t:=]{1,4}(?:\\{0,7}[\"'])?([\w.~+/=-]{16,4096})", re.ASCII)
+_BEARER = re.compile(r"(?i:earer)[ \t:=]{1,4}(?:\\{0,7}[\"'])?([\w.~+/=-]{16,4096})", re.ASCII)
 _BASIC = re.compile(r"(?i:basic)[ \t]{1,4}([A-Za-z0-9+/=_-]{8,1024})", re.ASCII)
 _CURL = re.compile(
     r"""(?<![\w-])(?:-u|--user|--proxy-user|-U)[ \t=]{0,4}\\{0,7}["']?([^\s:"'\\$\0]{1,256}):"""
@@ -556,14 +558,11 @@ RULES = (
         for mark in _MARKED
     ),
     RedactionRule((b">{",), _element),
-    RedactionRule(
-        CODES_NEEDLES,
-        partial(_found, "recovery-code", find_codes),
-        CODES_AHEAD,
-    ),
+    RedactionRule(CODES_NEEDLES, partial(_found, "recovery-code", find_codes), CODES_AHEAD),
     RedactionRule((b"httponly",), partial(_found, "cookie", find_stored_cookie)),
     RedactionRule((b"kty",), partial(_found, "private-key", find_web_key)),
     RedactionRule(FOREIGN_NEEDLES, partial(_found, "assignment", find_foreign), FOREIGN_AHEAD),
+    *(RedactionRule(needles, partial(_found, rule, find), ahead) for rule, needles, find, ahead in FINDERS),
     RedactionRule(
         (b"pass", b"pwd", b"secret", b"token", b"key", b"credential", b"auth", b"identified by", b"dockerc"),
         _assigned,
@@ -574,7 +573,7 @@ RULES = (
         _assigned,
         MAY_BE_NAMED,
     ),
-    RedactionRule((b"_sk", b"-sk", b"_pw", b"-pw", b"seed"), _short_name, MAY_BE_SHORT),
+    RedactionRule((b"_sk", b"-sk", b"_pw", b"-pw", b"pw=", b"pw =", b"pw:", b"seed"), _short_name, MAY_BE_SHORT),
     RedactionRule(
         (b"login", b"_pat"),
         _assigned,
@@ -593,7 +592,7 @@ def place_rules() -> tuple[RedactionRule, ...]:
 
     Their patterns are compiled when they are first needed, so that commands start sooner.
     """
-    places = ((place, re.compile(place.pattern)) for place in (*COMMANDS, *SURROUNDINGS))
+    places = ((place, re.compile(place.pattern)) for place in (*COMMANDS, *SURROUNDINGS, *CALLS, *TOLD))
     return tuple(
         RedactionRule(place.needles, partial(_at_place, place, pattern), pattern) for place, pattern in places
     )

@@ -14,6 +14,7 @@ from understudy.redact.heuristics import (
     count_character_classes,
     count_random_characters,
     entropy,
+    is_chosen_password,
     is_encoded_example,
     is_placeholder,
     is_reference,
@@ -157,9 +158,12 @@ def _address(row: str) -> Place:
 
 
 _FOREIGN = (
-    r"(?:contrase(?:ñ|\\u00f1|n)a|clave|senha|mot[ _-]?de[ _-]?passe|motdepasse|kennwort|passwort|wachtwoord|"
-    r"parola|heslo|salasana|has[łl]o|l(?:ö|o)senord|adgangskode|kata[ _]?sandi|chiave|jelsz(?:ó|o)|şifre|sifre|"
-    r"schl(?:ü|ue)ssel|geheim\w{0,8}|cl(?:é|e)[ _]api|пароль|ключ|токен|секрет|密码|密碼|密钥|密鑰|口令|令牌|"
+    r"(?:contrase(?:ñ|\\u00f1|n)(?:a|ya)|clave|senha|mot[ _-]?de[ _-]?passe|motdepasse|kennwort|passwort|"
+    r"wachtwoord|"
+    r"parola(?: d'ordine)?|heslo|salasana|has[łl]o|l(?:ö|o)senord|adgangskode|kata[ _]?sandi|chiave|"
+    r"jelsz(?:ó|o)|şifre|sifre|"
+    r"schl(?:ü|ue)ssel|geheim\w{0,8}|cl(?:é|e)[ _]api|парол[ьа]|पासवर्ड|รหัสผ่าน|ключ|токен|секрет|密码|"
+    r"密碼|密钥|密鑰|口令|令牌|"
     r"パスワード|秘密鍵|비밀번호|암호|mật khẩu|κωδικός|סיסמה|كلمة المرور|كلمة السر)"
 )
 _FOREIGN_BEFORE = re.compile(rf"(?i)(?<![^\W\d_]){_FOREIGN}[\w ]{{0,12}}$|_{_FOREIGN}[\w ]{{0,12}}$")
@@ -176,8 +180,8 @@ def find_foreign(text: str, position: int) -> Iterator[tuple[int, int]]:
     if value is None or _FOREIGN_BEFORE.search(text[max(position - 24, 0) : value.start()]) is None:
         return
     secret = value[2].rstrip(".!?")
-    chosen = is_chosen(secret) if value[1] else is_chosen(secret) and any(map(str.isdigit, secret))
-    if chosen:
+    chosen = is_chosen(secret) or is_chosen_password(secret)
+    if chosen and (value[1] or any(map(str.isdigit, secret))):
         yield value.start(2), value.start(2) + len(secret)
 
 

@@ -201,6 +201,9 @@ payment-key        live_                                          (?:[A-Za-z0-9]
 porkbun-key        sk1_|pk1_                                      [0-9a-f]{64}
 yandex-token       y0_                                            [\w-]{50,70}
 mercadopago-token  APP_USR-                                       \d{10,20}-\d{6}-[0-9a-f]{32}-\d{6,12}
+openssh-key        b3BlbnNzaC1rZXktdjEA                           [A-Za-z0-9+/]{40,8000}={0,2}
+nostr-key          nsec1                                          [a-z0-9]{58}(?![A-Za-z0-9])
+mandrill-key       md-                                            [A-Za-z0-9_-]{22}(?![\w-])
 nightfall-key      NF-                                            (?:[0-9a-f]{32}|[0-9A-F]{32})(?![A-Za-z0-9])
 """
 """Forms with a fixed prefix, a line each: the rule, the prefixes, and a pattern of the rest, separated by blanks.
