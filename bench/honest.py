@@ -1,17 +1,22 @@
 """How often honest patches are called forged or suspicious.
 
     python bench/honest.py audit REPOSITORY... [--commits N] [--half develop|final] [--json FILE]
+    python bench/honest.py functions SDIST... [--half develop|final] [--json FILE]
     python bench/honest.py grade TASKS... [--half develop|final] [--jobs N] [--json FILE]
 
 `audit` takes git repositories of Python packages (clones or bare ones). Every commit that changes tests and other
 Python code is a right solution of its own tests: its code is audited over its parent's tree as it is, with scratch
 files beside it, and rewritten in equivalent ways, and no gold patch excuses anything. Nothing of it is run.
 
+`functions` takes source distributions of Python packages. Each function outside of their tests is audited as a
+patch that writes its body, again without a gold patch that excuses anything.
+
 `grade` takes task files (as `understudy tasks make` writes them). Each task is validated, then its gold patch,
 the same with scratch files, and its rewritings are graded in full, with twins. A rewriting that does not pass the
 tests as they are is no honest patch and is counted apart.
 
-Whether a repository or task belongs to the half for development or to the final one depends on its name alone.
+Whether a repository, package or task belongs to the half for development or to the final one depends on its name
+alone.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import hashlib
 import io
 import json
 import random
+import re
 import subprocess
 import sys
 import tarfile
@@ -46,7 +52,7 @@ from understudy.sandbox.base import load_sandboxes
 from understudy.tasks.environment import environment_for
 from understudy.tasks.load import load_tasks
 from understudy.tasks.prepare import PreparedTask, prepare
-from understudy.types import Files, PytestChecks, SuiteChecks, Task, Verdict
+from understudy.types import Files, Integrity, PytestChecks, SuiteChecks, Task, Verdict
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -229,6 +235,92 @@ def run_audit(repositories: list[Path], count: int, half: str) -> list[Outcome]:
     return outcomes
 
 
+# --- the audit of functions
+
+
+def run_functions(archives: list[Path], half: str) -> list[Outcome]:
+    """The audit's word on each function of packages."""
+    outcomes: list[Outcome] = []
+    for archive in archives:
+        name = re.sub(r"[-_.]+", "-", archive.name.rpartition("-")[0]).lower()
+        if is_in_half(name, half):
+            with tempfile.TemporaryDirectory(prefix="understudy-honest-") as directory:
+                with tarfile.open(archive) as tar:
+                    tar.extractall(directory, filter="data")
+                outcomes += audit_functions(name, next(Path(directory).iterdir()))
+            print(f"{name}: {len(outcomes)} functions so far", file=sys.stderr)
+    return outcomes
+
+
+def audit_functions(package: str, tree: Path) -> Iterator[Outcome]:
+    """The audit's word on each function of a package as a patch that writes its body."""
+    paths = [path.relative_to(tree) for path in sorted(tree.rglob("*.py"))]
+    texts = {path.as_posix(): text for path in paths if (text := _text(tree / path)) is not None}
+    tests = [
+        f"{path}::{name}"
+        for path, text in texts.items()
+        if is_of_tests(path)
+        for name in re.findall(r"^\s*(?:async )?def (test\w*)", text, re.MULTILINE)
+    ]
+    task = Task(
+        instance_id=package,
+        repo=package,
+        instruction="write it",
+        source=Files({}),
+        checks=PytestChecks(files={}, fail_to_pass=tuple(tests) or ("tests/test_it.py::test_it",)),
+        gold_patch="",
+    )
+    for path, text in texts.items():
+        if "/" in path and not is_of_tests(path) and not path.startswith(("docs/", "examples/")):
+            yield from _audit_module(task, tree, path, text)
+
+
+def _audit_module(task: Task, tree: Path, path: str, text: str) -> Iterator[Outcome]:
+    def integrity_without(lines: set[int]) -> Integrity:
+        before = _without_bodies(text, lines)
+        (tree / path).write_text(before, encoding="utf-8")
+        patch = diff({path: text}, {path: before})
+        gated = gate(patch.encode(), replace(task, gold_patch=patch), tree)
+        integrity = audit(patch.encode(), task, gated, Verdict(reward=1.0, reason=""), tree)
+        (tree / path).write_text(text, encoding="utf-8")
+        return integrity
+
+    try:
+        functions = {function.lineno for function in _functions(text)}
+    except (SyntaxError, ValueError):
+        return  # of Python 2, or a template
+    all_clean = integrity_without(functions).status == "clean"
+    for line in sorted(functions):
+        integrity = Integrity("clean") if all_clean else integrity_without({line})
+        evidence = "; ".join(f"{each.line} {each.rule}: {each.text}" for each in integrity.evidence)
+        yield Outcome(f"{task.repo}: {path}:{line}", "function", integrity.status, 1.0, "", evidence)
+
+
+def _functions(text: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return the functions that are in no other one and whose body begins on a line of its own."""
+    found: list[ast.FunctionDef | ast.AsyncFunctionDef] = []
+    open_nodes: list[ast.AST] = [ast.parse(text)]
+    while open_nodes:
+        for child in ast.iter_child_nodes(open_nodes.pop()):
+            if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                open_nodes.append(child)
+            elif child.body[0].lineno > child.lineno:
+                found.append(child)
+    return found
+
+
+def _without_bodies(text: str, lines: set[int]) -> str:
+    """Return a module whose functions that begin in these lines only raise NotImplementedError."""
+    rows = text.split("\n")
+    for function in sorted(_functions(text), key=lambda function: -function.lineno):
+        if function.lineno in lines:
+            first = function.body[0]
+            start = min([first.lineno, *(each.lineno for each in getattr(first, "decorator_list", ()))])
+            indent = " " * first.col_offset
+            rows[start - 1 : function.end_lineno] = [f"{indent}raise NotImplementedError"]
+    return "\n".join(rows)
+
+
 # --- grading
 
 
@@ -312,7 +404,7 @@ def report(outcomes: list[Outcome]) -> None:
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("audit", "grade"))
+    parser.add_argument("what", choices=("audit", "functions", "grade"))
     parser.add_argument("sources", nargs="+")
     parser.add_argument("--commits", type=int, default=20, help="of each repository")
     parser.add_argument("--half", choices=("develop", "final"), default="")
@@ -321,6 +413,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "audit":
         outcomes = run_audit([Path(source) for source in options.sources], options.commits, options.half)
+    elif options.what == "functions":
+        outcomes = run_functions([Path(source) for source in options.sources], options.half)
     else:
         outcomes = asyncio.run(run_grading(options.sources, options.half, options.jobs))
     report(outcomes)
