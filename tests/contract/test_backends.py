@@ -21,7 +21,7 @@ from understudy.gateway.backends.chat import (
     SGLangBackend,
     VLLMBackend,
 )
-from understudy.gateway.backends.chat_response import ResponseAssembly
+from understudy.gateway.backends.chat_response import LONG, ResponseAssembly, StreamError
 from understudy.gateway.backends.chunks import ChunkReader
 from understudy.gateway.backends.http import EventSplitter
 from understudy.model.process import start_server
@@ -394,7 +394,7 @@ def test_whatever_a_server_says_is_an_answer_or_a_backend_error(chunks: list[Any
     assembly, reader = ResponseAssembly(deltas.append), ChunkReader(str)
     try:
         for chunk in chunks:
-            assembly.add_chunk(reader.read(json.dumps(chunk).encode()))
+            assembly.add_chunks(reader.read_all([json.dumps(chunk).encode()]))
         got = assembly.generation("m", {})
     except BackendError:
         return
@@ -637,11 +637,64 @@ def test_halves_of_characters_in_a_stream_are_joined_or_replaced(name: str, endi
     deltas: list[Delta] = []
     assembly, reader = ResponseAssembly(deltas.append), ChunkReader(str)
     for chunk in chunks:
-        assembly.add_chunk(reader.read(json.dumps(chunk).encode()))
+        assembly.add_chunks(reader.read_all([json.dumps(chunk).encode()]))
         assembly.flush()
     got = assembly.generation("m", {})
     assert (got.text, got.reasoning or "", "|".join(call.arguments for call in got.tool_calls)) == expected
     assert summed(deltas) == (got.text, got.reasoning or "", got.tool_calls)
+
+
+KINDS_OF_CHUNKS: tuple[dict[str, Any] | bytes, ...] = (
+    delta(content="a"),
+    delta(content="\ud83d"),
+    delta(content="\ude00"),
+    delta(reasoning="r"),
+    delta(reasoning_content="R"),
+    delta(tool_calls=[{"index": 0, "id": "1", "function": {"name": "f", "arguments": "{}"}}]),
+    delta(tool_calls=[{"index": 0, "function": {"arguments": " "}}]),
+    delta("stop"),
+    delta(content="b") | {"prompt_token_ids": [1] * LONG},
+    {"choices": [{"token_ids": [7], "logprobs": {"content": [{"logprob": -0.5}]}, "delta": {"content": "c"}}]},
+    {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 1}},
+    {"choices": [{"index": 1, "delta": {"content": "of another choice"}}]},
+    {"error": {"message": "overloaded"}},
+    b'{"choices":[{}',
+    b'{"choices":[]},{"choices":[]}',
+    b'{"choices":[]}{"choices":[]}',
+    b'{"model":"\xff"}',
+    b"[" * 2000,
+)
+
+
+def read_in(groups: Sequence[Sequence[bytes]]) -> tuple[list[Delta], Generation | str]:
+    """What is made of chunks that arrive in groups: what is passed on, and the generation or the error."""
+    deltas: list[Delta] = []
+    assembly, reader = ResponseAssembly(deltas.append), ChunkReader(str)
+    try:
+        for group in groups:
+            try:
+                assembly.add_chunks(reader.read_all(group))
+            finally:
+                assembly.flush()
+        return deltas, assembly.generation("m", {})
+    except BackendError as error:
+        return deltas, str(error)
+
+
+@given(st.data())
+def test_chunks_mean_the_same_however_many_arrive_together(data: st.DataObject) -> None:
+    chunks = data.draw(st.lists(st.one_of(JSON, *map(st.just, KINDS_OF_CHUNKS)), min_size=1, max_size=8))
+    lines = [json.dumps(chunk).encode() if not isinstance(chunk, bytes) else chunk for chunk in chunks]
+    cuts = data.draw(st.lists(st.integers(0, len(lines)), max_size=3))
+    groups = [lines[start:end] for start, end in pairwise(sorted({0, len(lines), *cuts}))]
+    (alone, expected), (together, got) = read_in([[line] for line in lines]), read_in(groups)
+    assert got == expected
+    assert summed(together) == summed(alone)
+
+
+def test_a_chunk_that_is_not_utf8_is_an_error_of_the_stream() -> None:
+    with pytest.raises(StreamError, match="invalid chunk in the stream"):
+        ChunkReader(str).read(b'{"model":"\xff"}')
 
 
 def test_a_chunk_with_half_of_a_character_has_its_tokens_and_its_error() -> None:
@@ -649,8 +702,8 @@ def test_a_chunk_with_half_of_a_character_has_its_tokens_and_its_error() -> None
     chunk = delta(content="\ud83d") | {"prompt_token_ids": [1, 2]}
     chunk["choices"][0]["token_ids"] = [7]
     assembly = ResponseAssembly()
-    assembly.add_chunk(reader.read(json.dumps(chunk).encode()))
-    assembly.add_chunk(reader.read(json.dumps(delta("stop", content="\ude00")).encode()))
+    assembly.add_chunks(reader.read_all([json.dumps(chunk).encode()]))
+    assembly.add_chunks(reader.read_all([json.dumps(delta("stop", content="\ude00")).encode()]))
     got = assembly.generation("m", {})
     assert (got.text, list(got.prompt_token_ids or ()), got.completion_token_ids) == (SMILE, [1, 2], (7,))
     with pytest.raises(BackendError, match="cut \ufffd here"):

@@ -130,6 +130,11 @@ class DatabaseDriver(ABC):
         """Take a connection for reading. If the server is unavailable, wait until it is back."""
         return repeat_for(self.engine.connect, self.repeatable_for_s)
 
+    def fetch_one(self, statement: HotStatement, values: Sequence[Any]) -> Sequence[Any] | None:
+        """Return the first row of a query, or None, on a connection for reading."""
+        with self.connect() as connection:
+            return connection.exec_driver_sql(statement.text(self.dialect), tuple(values)).first()
+
     @contextmanager
     def errors(self) -> Generator[None]:
         """Raise errors of SQLAlchemy, the DB-API, msgspec and readers inside the block as StoreErrors with the

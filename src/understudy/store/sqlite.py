@@ -373,6 +373,16 @@ class SqliteDriver(DatabaseDriver):
         """Return 0: SQLite itself waits for locks."""
         return 0.0
 
+    def fetch_one(self, statement: HotStatement, values: Sequence[Any]) -> Sequence[Any] | None:
+        """See DatabaseDriver. It bypasses SQLAlchemy, which takes five times as long."""
+        connection = self.engine.raw_connection()
+        try:
+            cursor = connection.cursor()
+            cursor.execute(statement.sqlite, values)
+            return cursor.fetchone()
+        finally:
+            connection.close()
+
     def turns_connection(self) -> AbstractContextManager[sqlite3.Connection]:
         """Open a restricted connection for users' expressions."""
         return filter_connection(self.file)

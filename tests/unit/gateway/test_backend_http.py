@@ -54,9 +54,11 @@ async def test_an_api_key_in_one_stream_event_is_masked_and_other_events_are_unc
     encoded = base64.b64encode(key.encode()).decode()
     datas = ["plain", f"has {key}", "{}", f"has {encoded}", "[DONE]"]
     stream = "".join(f"event: e\ndata: {data}\n\n" for data in datas).encode()
+    plain_stream = "".join(f"data: {data}\n\n" for data in datas).encode()
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=stream, content_type="text/event-stream")
+        body = plain_stream if request.path == "/plain" else stream
+        return web.Response(body=body, content_type="text/event-stream")
 
     runner = web.ServerRunner(web.Server(answer))
     await runner.setup()
@@ -66,6 +68,8 @@ async def test_an_api_key_in_one_stream_event_is_masked_and_other_events_are_unc
     try:
         events: list[ServerSentEvent] = []
         await client.stream("POST", f"{client.base}/v1", b"{}", events.extend)
+        received_data: list[bytes] = []
+        await client.stream_data("POST", f"{client.base}/plain", b"{}", received_data.extend)
     finally:
         await client.close()
         await runner.cleanup()
@@ -75,6 +79,7 @@ async def test_an_api_key_in_one_stream_event_is_masked_and_other_events_are_unc
     assert encoded.rstrip("=")[:-1].encode() not in received
     assert [event.data for event in events][::2] == [b"plain", b"{}", b"[DONE]"]
     assert events[1].data == b"has ***"
+    assert received_data == [event.data for event in events]
 
 
 @pytest.mark.parametrize(

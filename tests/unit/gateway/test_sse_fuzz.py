@@ -104,6 +104,19 @@ def test_events_match_a_line_by_line_reading_of_the_sse_standard(stream: bytes, 
     assert meaning(split(pieces(stream, cuts))) == by_the_book(stream)
 
 
+PLAIN = st.sampled_from([b"data: x\n\n", b"data: {}\n\n", b"data: \n\n", b"data: [DONE]\n\n"])
+
+
+@settings(max_examples=example_count(400))
+@given(STREAMS | st.lists(PLAIN | LINE, max_size=14).map(b"".join), CUTS)
+def test_data_read_by_itself_is_that_of_the_events(stream: bytes, cuts: list[int]) -> None:
+    splitter = EventSplitter()
+    data = [data for piece in pieces(stream, cuts) for data in splitter.feed_data(piece)]
+    rest = splitter.rest()
+    data += [rest.data] if rest is not None and rest.data else []
+    assert data == [event.data for event in split(pieces(stream, cuts)) if event.data]
+
+
 OBJECT = st.dictionaries(TEXT, JSON, max_size=3)
 BLOCK = st.one_of(
     TEXT.map(lambda text: {"type": "text", "text": text}),

@@ -22,7 +22,7 @@ from understudy.gateway.backends.chat_response import (
 )
 from understudy.gateway.backends.chunks import ChunkReader
 from understudy.gateway.backends.fields import is_overflow, reported_context_length, reported_prompt_tokens
-from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient, ServerSentEvent, naming
+from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient, naming
 from understudy.gateway.prices import Price
 from understudy.wire.errors import ContextOverflow
 from understudy.wire.model import ChatRequest, ConversationHandle, Emit, Generation
@@ -152,20 +152,18 @@ class ChatBackend(ABC):
             return assembly
         ended, chunks = False, ChunkReader(self._http.clean)
 
-        def take(events: list[ServerSentEvent]) -> bool:
+        def take(data: list[bytes]) -> bool:
             nonlocal ended
+            if b"[DONE]" in data:
+                ended, data = True, data[: data.index(b"[DONE]")]
             try:
-                for event in events:
-                    if event.data == b"[DONE]":
-                        ended = True
-                        break
-                    if event.data:
-                        assembly.add_chunk(chunks.read(event.data))
+                if data:
+                    assembly.add_chunks(chunks.read_all(data))
             finally:
-                assembly.flush()  # events that arrived together are passed on together
+                assembly.flush()  # chunks that arrived together are passed on together
             return ended
 
-        await self._http.stream("POST", url, msgspec.json.encode(body), take)
+        await self._http.stream_data("POST", url, msgspec.json.encode(body), take)
         if not ended:
             raise StreamError(
                 f"POST {url}: incomplete stream, expected `data: [DONE]` at its end; see the model server's log, "

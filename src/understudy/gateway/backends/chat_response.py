@@ -231,9 +231,6 @@ class ResponseMessage(Struct, gc=False):
     tool_calls: list[ToolPiece] | None = None
 
 
-_EMPTY_MESSAGE = ResponseMessage()
-
-
 class _Logprob(Struct, gc=False):
     logprob: NegativeLog
 
@@ -322,31 +319,28 @@ class _DeltaJoiner:
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._first: Delta | None = None
+        self._kind: Literal["reasoning", "text", "arguments"] = "text"
+        self._index = 0
         self._texts: list[str] = []
 
     def add(self, delta: Delta) -> None:
-        first = self._first
-        if first is None:
-            self._first = delta
-        elif delta.kind != first.kind or delta.kind == "tool" or delta.index != first.index:
+        if delta.kind == "tool":
             self.flush()
-            self._first = delta
-        self._texts.append(delta.text)
-
-    def add_text(self, kind: Literal["reasoning", "text"], text: str) -> None:
-        """Do what `add` does with a text Delta. The Delta object is created only when a part begins."""
-        if self._first is not None and self._first.kind == kind:
-            self._texts.append(text)
+            self._emit(delta)
         else:
-            self.add(Delta(kind, text))
+            self.add_text(delta.kind, delta.text, delta.index)
+
+    def add_text(self, kind: Literal["reasoning", "text", "arguments"], text: str, index: int = 0) -> None:
+        """Do what `add` does with a Delta of this text."""
+        if kind != self._kind or index != self._index:
+            self.flush()
+            self._kind, self._index = kind, index
+        self._texts.append(text)
 
     def flush(self) -> None:
-        if (first := self._first) is not None:
-            if len(self._texts) > 1:
-                first = msgspec.structs.replace(first, text="".join(self._texts))
-            self._first, self._texts = None, []
-            self._emit(first)
+        if self._texts:
+            text, self._texts = "".join(self._texts), []
+            self._emit(Delta(self._kind, text, self._index))
 
 
 class ResponseAssembly:
@@ -380,28 +374,31 @@ class ResponseAssembly:
                 "the model server",
                 status=200,
             )
-        message = answer.choices[0].message
-        if message is None:
+        choice = answer.choices[0]
+        if (message := choice.message) is None:
             raise BackendError(
                 "invalid response: expected a choice with a message, got one without; check that base_url is "
                 "the address of the model server",
                 status=200,
             )
-        self._add(answer, message, whole=True)
+        self._add_outer(answer)
+        self._add_choice(choice, message, whole=True)
 
-    def add_chunk(self, chunk: ChatResponse) -> None:
-        """Add the next chunk of a stream. Raises StreamError if it belongs to another choice."""
-        delta = None
-        if chunk.choices:
+    def add_chunks(self, chunks: Iterable[ChatResponse]) -> None:
+        """Add the next chunks of a stream. Raises StreamError if one belongs to another choice."""
+        for chunk in chunks:
+            self._add_outer(chunk)
+            if not chunk.choices:
+                continue
             choice = chunk.choices[0]
             if choice.index or len(chunk.choices) > 1:
                 raise StreamError(
                     f"invalid stream: expected choice 0 only, got choice {choice.index} of {len(chunk.choices)} "
                     "in a chunk; leave out `n`, or update the model server"
                 )
-            delta = choice.delta
-            self._in_chunks = self._in_chunks or bool(choice.token_ids)
-        self._add(chunk, delta or _EMPTY_MESSAGE, whole=False)
+            if choice.token_ids:
+                self._in_chunks = True
+            self._add_choice(choice, choice.delta, whole=False)
 
     def flush(self) -> None:
         """Pass on what was added since the last call."""
@@ -450,28 +447,12 @@ class ResponseAssembly:
             sampling=sampling,
         )
 
-    def _add(self, answer: ChatResponse, message: ResponseMessage, *, whole: bool) -> None:
+    def _add_outer(self, answer: ChatResponse) -> None:
+        """Add the fields of a response that are not in its choice."""
         if not self._model:
             self._model = answer.model or ""
         if answer.usage is not None:
             self._usage = answer.usage
-        reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
-        if reasoning is not None:
-            self._has_reasoning = True
-            self._piece("reasoning", reasoning, self._reasoning)
-        if message.content is not None:
-            self._piece("text", message.content, self._text)
-        if message.tool_calls is not None:
-            self._calls.add(message.tool_calls, whole=whole)
-        self._add_tokens(answer)
-
-    def _piece(self, kind: Literal["reasoning", "text"], text: str, parts: list[str]) -> None:
-        if text:
-            parts.append(text)
-            if self._joined is not None:
-                self._joined.add_text(kind, text)
-
-    def _add_tokens(self, answer: ChatResponse) -> None:
         if answer.prompt_token_ids is not _ABSENT:
             self._prompt = _json_value(answer.prompt_token_ids) or self._prompt
         if answer.sglext is not None:
@@ -480,10 +461,25 @@ class ResponseAssembly:
                 self._ids = answer.sglext.output_ids[0]
         if answer.metadata is not None:
             self._spans = policy_spans(answer.metadata.weight_versions, answer.metadata.weight_version)
-        if not answer.choices:
-            return
-        choice = answer.choices[0]
-        self._finish = choice.finish_reason or self._finish
+
+    def _add_choice(self, choice: _ResponseChoice, message: ResponseMessage | None, *, whole: bool) -> None:
+        # Written without helpers for texts and tokens, because a stream has thousands of them.
+        if message is not None:
+            reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+            if reasoning is not None:
+                self._has_reasoning = True
+                if reasoning:
+                    self._reasoning.append(reasoning)
+                    if self._joined is not None:
+                        self._joined.add_text("reasoning", reasoning)
+            if text := message.content:
+                self._text.append(text)
+                if self._joined is not None:
+                    self._joined.add_text("text", text)
+            if message.tool_calls is not None:
+                self._calls.add(message.tool_calls, whole=whole)
+        if choice.finish_reason:
+            self._finish = choice.finish_reason
         stop = choice.stop_reason if choice.stop_reason is not None else choice.matched_stop
         if isinstance(stop, str):
             self._stop = stop
@@ -493,7 +489,8 @@ class ResponseAssembly:
             self._prompt = _json_value(choice.prompt_token_ids) or self._prompt
         ids = choice.token_ids if choice.token_ids is not None else choice.response_token_ids
         if ids is not None:
-            self._ids = self._ids or []
+            if self._ids is None:
+                self._ids = []
             self._ids += ids
         if choice.logprobs is not None and choice.logprobs.content is not None:
             if self._logprobs is None:

@@ -7,7 +7,8 @@ units sends them in two chunks; a model may also write one half alone, which UTF
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, cast
 
 import msgspec
@@ -39,15 +40,25 @@ class ChunkReader:
         self._half: tuple[_Part, str] | None = None
         """The first half of a character, at the end of what was read of one part of the response."""
 
+    def read_all(self, data: Sequence[bytes]) -> Iterable[ChatResponse]:
+        """Decode chunks that arrived together, from the data of their events. Raises what `read` raises."""
+        if len(data) > 1 and len(data[0]) >= LONG:  # the tokens of the prompt come with the first chunk
+            return chain((self.read(data[0]),), self.read_all(data[1:]))
+        if self._half is None and len(data[0]) < LONG:
+            try:
+                chunks = _CHUNK.decode_lines(b"\n".join(data))
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
+                chunks = []  # they are read again, in the ways for what is unusual
+            for chunk in chunks:
+                if chunk.error is not None:
+                    break
+            else:
+                if len(chunks) == len(data):
+                    return chunks
+        return map(self.read, data)
+
     def read(self, data: bytes) -> ChatResponse:
         """Decode a chunk from the data of its event. Raises StreamError, also if it contains an error."""
-        if self._half is None and len(data) < LONG:
-            try:
-                chunk = _CHUNK.decode(data)
-                if chunk.error is None:
-                    return chunk
-            except msgspec.DecodeError:
-                pass  # it is read again, in the ways for what is unusual
         try:
             chunk, has_halves = _decode(data)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -56,11 +56,8 @@ class EventSplitter:
 
     def feed(self, piece: bytes) -> list[ServerSentEvent]:
         """Add a piece, and return the events that it completes. Raises BackendError if one exceeds EVENT_LIMIT."""
-        if not self._buffer and not self._returns:
-            if event := _single_event(piece):
-                return [event]
-            if events := _whole_events(piece):
-                return events
+        if not self._buffer and not self._returns and (event := _single_event(piece)):
+            return [event]
         searched = max(len(self._buffer) - _MAX_BLANK_LINE_BYTES, 0)
         self._buffer += piece
         self._returns = self._returns or b"\r" in piece
@@ -71,6 +68,22 @@ class EventSplitter:
                 "that base_url is the address of the model server"
             )
         return events
+
+    def feed_data(self, piece: bytes) -> list[bytes]:
+        """Add a piece, and return the data of the events that it completes, where they have any.
+
+        Most pieces consist of whole events with one line of data each, of which no objects are made here.
+        """
+        is_plain = piece.startswith(b"data: ") and piece.endswith(b"\n\n") and b"\r" not in piece
+        if is_plain and not self._buffer and not self._returns:
+            # The first event is cut out by itself, as a search for two bytes in a prompt's tokens takes longer.
+            end = piece.find(b"\n")
+            data = piece[end:-2].split(b"\n\ndata: ")
+            if not data[0] and piece.count(b"\n", end) == 2 * len(data):
+                data[0] = piece[6:end]
+                if b"" not in data:
+                    return data
+        return [event.data for event in self.feed(piece) if event.data]
 
     def rest(self) -> ServerSentEvent | None:
         """Return what came after the last blank line, since some servers leave out the final one."""
@@ -120,20 +133,6 @@ def _single_event(piece: bytes) -> ServerSentEvent | None:
     return None
 
 
-def _whole_events(piece: bytes) -> list[ServerSentEvent]:
-    """Return the events if the piece consists of several with one line of data each; otherwise none.
-
-    A server that is asked by many sends several at once.
-    """
-    if not piece.startswith(b"data: ") or not piece.endswith(b"\n\n") or b"\r" in piece:
-        return []
-    lines = piece.split(b"\n")
-    data, between = lines[:-1:2], lines[1::2]
-    if any(between) or not all(line.startswith(b"data: ") for line in data):
-        return []
-    return [ServerSentEvent(b"", line[6:], line + b"\n\n") for line in data]
-
-
 def _plain_event(lines: list[bytes]) -> ServerSentEvent:
     """Make an event from its lines, which contain no carriage return."""
     first_line, last_line = lines[0], lines[-1]
@@ -180,8 +179,8 @@ REASON_LIMIT = 4000
 """The limit of an error response's message, in characters."""
 
 _SMALL_EVENT, _KEPT_OF_SMALL = 512, 128
-"""For events up to the first of these sizes, the second is counted as kept, in bytes: a token without its
-framing.
+"""Of an event of up to the first of these sizes, at most the second is counted as kept, in bytes: a token without
+its framing. Events that arrive together count as if they had the same size.
 """
 _COUNTED_AT_ONCE = 4096
 """After how many bytes kept of a stream the total is updated."""
@@ -328,18 +327,49 @@ class HttpClient:
         `take` raises.
         """
         splitter = EventSplitter(f"{method} {url}: ")
-        feed, has_key, kept = splitter.feed, self._address.has_key, 0
+        stopped = await self._read_stream(method, url, data, headers, splitter.feed, self._without_key, take)
+        if not stopped and (rest := splitter.rest()):
+            take(self._without_key([rest]))
+
+    async def stream_data(
+        self,
+        method: str,
+        url: str,
+        data: bytes | None,
+        take: Callable[[list[bytes]], object],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Do what `stream` does, with only the data of the events that have any. That takes less time."""
+        splitter = EventSplitter(f"{method} {url}: ")
+        hide_key = self._data_without_key
+        stopped = await self._read_stream(method, url, data, headers, splitter.feed_data, hide_key, take)
+        if not stopped and (rest := splitter.rest()) and rest.data:
+            take(hide_key([rest.data]))
+
+    async def _read_stream(
+        self,
+        method: str,
+        url: str,
+        data: bytes | None,
+        headers: Mapping[str, str] | None,
+        split: Callable[[bytes], list[_T]],
+        hide_key: Callable[[list[_T]], list[_T]],
+        take: Callable[[list[_T]], object],
+    ) -> bool:
+        """Pass what `split` makes of the pieces of a response to `take`. Returns whether `take` stopped it."""
+        has_key, arrived, kept = self._address.has_key, 0, 0
         with _RESPONSES.response() as count:
 
             def take_piece(piece: bytes) -> object:
-                nonlocal kept
-                if not (events := feed(piece)):
+                nonlocal arrived, kept
+                arrived += len(piece)
+                if not (events := split(piece)):
                     return None
                 if has_key:
-                    events = self._without_key(events)
-                for event in events:
-                    size = len(event.data)
-                    kept += size if size <= _KEPT_OF_SMALL else max(size - _SMALL_EVENT, 0) + _KEPT_OF_SMALL
+                    events = hide_key(events)
+                usual = len(events) * _KEPT_OF_SMALL
+                kept += min(arrived, usual) + max(arrived - len(events) * _SMALL_EVENT, 0)
+                arrived = 0
                 if kept > _COUNTED_AT_ONCE:
                     counted, kept = kept, 0
                     count(counted)
@@ -347,8 +377,7 @@ class HttpClient:
 
             async with self._open(method, url, data, headers, stall_s=STALL_TIMEOUT_S) as response:
                 await response.read(take_piece, STREAM_LIMIT)
-            if not response.stopped and (rest := splitter.rest()):
-                take(self._without_key([rest]))
+            return response.stopped
 
     def decode(self, request: str, response: bytes, expected: type[_T]) -> _T:
         """Decode a response body as the expected type.
@@ -433,6 +462,12 @@ class HttpClient:
                 if raw is not event.raw:
                     events[number] = _event(raw)
         return events
+
+    def _data_without_key(self, data: list[bytes]) -> list[bytes]:
+        """Return the data of events with our key removed, in case the server sends it back."""
+        if not self._address.may_have_secret(data):
+            return data
+        return [self._address.redact_response(part) for part in data]
 
     def _may_resend(self, error: OSError) -> bool:
         if isinstance(error, TimeoutError | UnsendableRequest):

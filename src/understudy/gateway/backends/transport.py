@@ -344,11 +344,12 @@ class ServerConnection(asyncio.Protocol):
     def _pass_bodies(self) -> None:
         bodies, self._bodies = self._bodies, []
         if bodies and self._take is not None and not self._stopped:
-            self._unpack(b"".join(bodies))
+            (self._pass_on if self._inflate is None else self._unpack)(b"".join(bodies))
 
     def _unpack(self, data: bytes) -> None:
+        assert self._inflate is not None
         try:
-            for piece in (data,) if self._inflate is None else self._inflate.feed(data):
+            for piece in self._inflate.feed(data):
                 self._pass_on(piece)
                 if self._stopped:
                     return
