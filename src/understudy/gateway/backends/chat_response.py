@@ -360,7 +360,7 @@ class ResponseAssembly:
         self._finish: str | None = None
         self._stop: str | None = None
         self._usage = ServerUsage()
-        self._prompt: bytes | None = None
+        self._prompt_ids: Sequence[int] | None = None
         self._ids: list[int] | None = None
         self._in_chunks = False
         self._logprobs: list[float] | None = None
@@ -419,7 +419,7 @@ class ResponseAssembly:
                 "model server",
                 status=200,
             )
-        prompt_ids = None if self._prompt is None else self._read_prompt(self._prompt)
+        prompt_ids = self._prompt_ids
         prompt, completion = self._usage.prompt_tokens, self._usage.completion_tokens
         if self._in_chunks and completion is not None and len(self._ids or ()) < completion:
             raise BackendError(
@@ -454,13 +454,19 @@ class ResponseAssembly:
         if answer.usage is not None:
             self._usage = answer.usage
         if answer.prompt_token_ids is not _ABSENT:
-            self._prompt = _json_value(answer.prompt_token_ids) or self._prompt
+            self._add_prompt(answer.prompt_token_ids)
         if answer.sglext is not None:
-            self._prompt = _json_value(answer.sglext.input_ids) or self._prompt
+            self._add_prompt(answer.sglext.input_ids)
             if answer.sglext.output_ids:
                 self._ids = answer.sglext.output_ids[0]
         if answer.metadata is not None:
             self._spans = policy_spans(answer.metadata.weight_versions, answer.metadata.weight_version)
+
+    def _add_prompt(self, ids: Raw) -> None:
+        # Read at once, while the model generates: the agent does not wait for it at the end.
+        text = bytes(ids)
+        if text not in (b"", b"null"):
+            self._prompt_ids = self._read_prompt(text)
 
     def _add_choice(self, choice: _ResponseChoice, message: ResponseMessage | None, *, whole: bool) -> None:
         # Written without helpers for texts and tokens, because a stream has thousands of them.
@@ -486,7 +492,7 @@ class ResponseAssembly:
         if choice.weight_versions is not None:
             self._spans = policy_spans(choice.weight_versions)
         if choice.prompt_token_ids is not _ABSENT:
-            self._prompt = _json_value(choice.prompt_token_ids) or self._prompt
+            self._add_prompt(choice.prompt_token_ids)
         ids = choice.token_ids if choice.token_ids is not None else choice.response_token_ids
         if ids is not None:
             if self._ids is None:
@@ -509,9 +515,3 @@ class ResponseAssembly:
                 status=200,
             )
         return tuple(self._logprobs)
-
-
-def _json_value(value: Raw) -> bytes | None:
-    """Return a JSON value detached from the buffer that it was read from, or None."""
-    text = bytes(value)
-    return None if text in (b"", b"null") else text
