@@ -107,6 +107,32 @@ class ConnectionTable:
                     break
 
 
+class _HeldHead:
+    """Stands for the transport of a response between its head and the first part of its body.
+
+    Both are sent together, as each write wakes up the client, which takes longer than all else about it.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._transport = cycle.transport
+        self._head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._head is None:
+            self._head = data
+        else:
+            self._release()
+            self._transport.write(self._head + data)
+
+    def close(self) -> None:
+        self._release()
+        self._transport.close()
+
+    def _release(self) -> None:
+        self._cycle.transport = self._transport
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol, with limits on what it waits for and on what it holds."""
 
@@ -159,6 +185,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
+    def hold_head(self) -> None:
+        """Send the head of the current response, which is written next, with the first part of its body."""
+        if not self.pipeline:  # with pipelining, the latest request is not the one being answered
+            self.cycle.transport = _HeldHead(self.cycle)  # pyright: ignore[reportAttributeAccessIssue]
+
     def drop(self) -> None:
         """Close at once, dropping what was still to be sent."""
         self._table.remove(self)
@@ -201,7 +232,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._state = {"authenticate": self.authenticate, "write_now": self.write_now}
+        self._state = {
+            "authenticate": self.authenticate,
+            "write_now": self.write_now,
+            "hold_head": self.hold_head,
+        }
         self.scope["state"] = self._state
         self._expect_head()
 

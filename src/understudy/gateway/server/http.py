@@ -197,8 +197,10 @@ class HttpRequest:
             pass
 
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Send the status line and the headers."""
+        """Send the status line and the headers. A server that can waits for the first part of the body."""
         self.started = True
+        if (hold_head := self._state.get("hold_head")) is not None and self.method != "HEAD":
+            hold_head()
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
