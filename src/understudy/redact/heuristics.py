@@ -78,8 +78,10 @@ _CHOSEN = re.compile(r"(?=.*[A-Za-z])[!#-'*-;=?-z~]{6,}", re.ASCII)
 """Letters, digits and signs, but no quotes, brackets or blanks."""
 _NUMBERED_WORD = re.compile(r"[A-Za-z]+\d{3,6}\.\w{1,3}")
 """A password with a dot, which looks like an attribute of a name in code."""
-_NUMBERED_NAME = re.compile(r"[a-z]+(?:[-_][a-z]+)*[-_]?\d")
-"""A name with a number of one digit, such as that of a field."""
+_NUMBERED_NAME = re.compile(
+    r"[a-z]+(?:[-_][a-z]+)*[-_]?\d|[a-z_/]+#[a-z_]+|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|.*\$[A-Za-z_{(].*"
+)
+"""A name with a number of one digit, such as that of a field; a route, a constant, a text with a variable."""
 _GROUPS = re.compile(r"(?=.*[a-z][A-Z])(?=.*[A-Z][a-z]?[A-Z])[A-Za-z0-9]{4}(?:-[A-Za-z0-9]{4}){2,5}")
 """Groups of four characters, as generators of passwords make them."""
 _ALGORITHM = re.compile(r"(?i)(?:sha|md|pbkdf|utf|base|aes|des|rsa|crc|hmac|tls|ssl|rfc|iso|argon|blake)-?\d")

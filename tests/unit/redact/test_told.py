@@ -108,6 +108,9 @@ def test_a_password_is_found_where_only_one_can_stand(text: str, secret: str) ->
         "def login(user, password, host):\n    a = one(user, two2, three3)\n",
         'key := bytesFromHex("8c1f0b9e27d64a35bb7e4d2190ac5f63")',
         '"password": "password-field-2", passwordInput: "input-password-1"',
+        "should_route 'GET /account/lost_password' => 'account#lost_password'",
+        'plaintext_password = "THIS_IS_A_32_BYTES_LONG_PASSWORD"',
+        "PGPASSWORD=X$long_password psql -U app",
         "$ kubectl get secrets\nNAME\n$ pwd\n/srv/app2\n",
     ],
 )
