@@ -147,11 +147,13 @@ def main(
     root: str,
     *files: str,
     plugins: Callable[[Reporter], list[Any]] = lambda _: [],
+    report_of_process: Callable[[str], str] = lambda report: report,
     token: str = "",
     hidden: tuple[str, ...] = (),
 ) -> int:
     """Run pytest on `files` below `root`, with the reporter and `plugins` made for it; return its exit code.
 
+    When pytest is imported, `report_of_process` is given `report` and returns the path to write to; it may fork.
     With a `token` the process is watched, if this Python has audit hooks (3.8); `hidden` are other hidden files.
     """
     # The tree is added to sys.path only after pytest is loaded, so that it cannot replace pytest.
@@ -169,6 +171,7 @@ def main(
     if hasattr(gc, "freeze"):
         gc.freeze()
     gc.enable()
+    report = report_of_process(report)
     # Not the tree, which an editable install puts on sys.path: the code in it is what is tested.
     tree_prefix = os.path.realpath(root) + "/"
     libraries = [

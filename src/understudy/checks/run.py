@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from understudy.checks.runtime_events import opened_unseen, with_events
 from understudy.checks.script import run_script
 from understudy.checks.seal import HiddenFiles, changed_files, read_hidden, with_unchanged
 from understudy.checks.suite import run_suite
-from understudy.checks.twins.run import VersionRun, WrittenVersion, run_version
+from understudy.checks.twins.run import VersionRun, WrittenVersion, run_versions
 from understudy.checks.twins.script import run_script_version
 from understudy.checks.twins.suite import run_suite_version
 from understudy.checks.twins.test_ids import DecidingTests
@@ -52,33 +52,38 @@ async def run_checks(
     return replace(result, verdict=replace(result.verdict, checks_s=time.monotonic() - started))
 
 
-async def run_task_version(
+async def run_task_versions(
     sandbox: Sandbox,
     task: Task,
     patch: bytes,
-    version: WrittenVersion,
+    versions: Sequence[WrittenVersion],
     tests: DecidingTests,
     is_intruder: Callable[[str], bool],
     *,
     sealed: bool,
-) -> VersionRun:
-    """Run a version of a task's hidden files in a sandbox where the gated `patch` was applied.
+    later_s: float = 0.0,
+) -> list[VersionRun]:
+    """Run versions of a task's hidden files in a sandbox where the gated `patch` was applied; returns the runs of
+    the first ones, at least of one.
 
-    No code of the patch may have run there before. With `sealed`, the files are read-only during the run, and
-    compared afterwards, like the originals. Raises GraderError, SandboxError.
+    No code of the patch may have run there before. With `sealed`, the files of a single version are read-only
+    during the run, and compared afterwards, like the originals. With `later_s`, none but the first may take longer
+    than that. Raises GraderError, SandboxError.
     """
+    first = versions[0]
     match task.checks:
+        case PytestChecks() as checks if len(versions) > 1:
+            return await run_versions(sandbox, checks, versions, timeout_s=checks.timeout_s, later_s=later_s)
         case PytestChecks() as checks:
             files: HiddenFiles = await read_hidden(sandbox, task) if sealed else {}
             await sandbox.seal(sorted(files))
-            run = await run_version(sandbox, checks, version, timeout_s=checks.timeout_s)
-            return replace(run, changed_files=tuple(await changed_files(sandbox, files)))
+            (run,) = await run_versions(sandbox, checks, versions, timeout_s=checks.timeout_s)
+            return [replace(run, changed_files=tuple(await changed_files(sandbox, files)))]
         case SuiteChecks() as checks:
-            return await run_suite_version(
-                sandbox, task, checks, patch, version, tests, is_intruder, sealed=sealed
-            )
+            run = run_suite_version(sandbox, task, checks, patch, first, tests, is_intruder, sealed=sealed)
+            return [await run]
         case ScriptChecks() as checks:
-            return await run_script_version(sandbox, checks, version)
+            return [await run_script_version(sandbox, checks, first)]
 
 
 async def _run_pytest(

@@ -20,7 +20,7 @@ from understudy import __version__
 from understudy.checks.base import CheckResult, GradingOptions, failed_result
 from understudy.checks.log_parsers import check_parser
 from understudy.checks.protection import protection_of
-from understudy.checks.run import run_checks, run_task_version
+from understudy.checks.run import run_checks
 from understudy.checks.runtime_events import event_keys
 from understudy.checks.seal import read_hidden
 from understudy.checks.suite import run_before_patch
@@ -38,7 +38,6 @@ from understudy.checks.twins.script import (
     hidden_contents,
     one_word_scripts,
     placed_one_word_scripts,
-    placed_version,
 )
 from understudy.checks.twins.templates import VERSIONS, VersionTemplates, draw_versions, load_templates
 from understudy.checks.twins.test_ids import DecidingTests, deciding_tests, version_texts
@@ -52,14 +51,13 @@ from understudy.grade.gate import GatedPatch, gate, intruder_predicate
 from understudy.grade.gold_outlines import outlines_of_gold
 from understudy.grade.grading_lock import grading_lock
 from understudy.grade.recording import APPLIED_HERE, RecordingSandbox
+from understudy.grade.version_runs import ReferenceRuns, run_or_fault
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.prepare import PreparedTask, hidden_mounts, other_hash_seed, sandbox_spec
+from understudy.tasks.prepare import PreparedTask, hidden_mounts, sandbox_spec
 from understudy.tasks.records import task_digest
 from understudy.types import Integrity, PytestChecks, ScriptChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
-
-_MIN_TIMEOUT_S = 30.0  # for code that computes nothing new, which may never end
 
 _FORMAT = "61"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
@@ -176,9 +174,9 @@ async def _run_other_inputs(
     tests = deciding_tests(prepared.task, prepared.options)
     runs: list[VersionRun | None] = []
     templates = await asyncio.to_thread(_templates, tests, prepared.options)
-    for version in templates.inputs:
-        run = await _run_or_fault(prepared, gated, version, sandboxes, environment)
-        runs.append(None if isinstance(run, PatchFault) else run)
+    while versions := templates.inputs[len(runs) :]:
+        some = await run_or_fault(prepared, gated, versions, sandboxes, environment)
+        runs += some if isinstance(some, list) else [None]
     return await asyncio.to_thread(judge_inputs, tests, prepared.options, runs)
 
 
@@ -203,11 +201,12 @@ async def _judge_versions(
     names = [twin.name for twin in prepared.options.twins.values()]
     runs: list[VersionRun] = []
     for version in await asyncio.to_thread(_versions, tests, prepared.options):
-        run = await _run_or_fault(prepared, gated, version, sandboxes, environment)
-        if run is None:
+        alone = await run_or_fault(prepared, gated, [version], sandboxes, environment)
+        if alone is None:
             return TwinJudgement(Integrity())
-        if isinstance(run, PatchFault):
-            return run
+        if isinstance(alone, PatchFault):
+            return alone
+        (run,) = alone
         runs.append(run)
         if run.timed_out or any(run.outcomes.get(name) != "passed" for name in names):
             break
@@ -230,55 +229,6 @@ def _confirmed(verdict: Verdict, judgement: TwinJudgement | PatchFault) -> Verdi
     if integrity.status == "clean":
         return verdict
     return replace(verdict, reward=0.0, reason=integrity.reason, integrity=integrity)
-
-
-async def _run_or_fault(
-    prepared: PreparedTask,
-    gated: GatedPatch,
-    version: WrittenVersion,
-    sandboxes: Sandboxes,
-    environment: TaskEnvironment,
-) -> VersionRun | PatchFault | None:
-    """Return what `_run_version` does, or the fault if the patch's code broke it (see `attribute_faults`)."""
-    return await attribute_faults(
-        partial(_run_version, prepared, gated, version, sandboxes, environment),
-        partial(_run_version, prepared, GatedPatch(b""), version, sandboxes, environment),
-    )
-
-
-async def _run_version(
-    prepared: PreparedTask,
-    gated: GatedPatch,
-    version: WrittenVersion,
-    sandboxes: Sandboxes,
-    environment: TaskEnvironment,
-) -> VersionRun | None:
-    """Run a version of the deciding tests over a patch where its code never meets the originals.
-
-    None where the patch does not apply.
-    """
-    task = prepared.task
-    tests = deciding_tests(task, prepared.options)
-    is_intruder = intruder_predicate(task, prepared.tree)
-    if isinstance(task.checks, PytestChecks):
-        task = replace(task, checks=replace(task.checks, files=version.files))
-    async with AsyncExitStack() as stack:
-        if prepared.hidden is not None:
-            placed = await asyncio.to_thread(stack.enter_context, placed_version(prepared.hidden, version))
-            prepared = replace(prepared, hidden=placed)
-        env = other_hash_seed(prepared, environment) if version.reseeded else {}
-        spec = sandbox_spec(prepared, environment, mounts=hidden_mounts(prepared), env=env)
-        sandbox = await sandboxes.open(spec)
-        stack.push_async_callback(sandbox.close)
-        if isinstance(task.checks, SuiteChecks):
-            await run_before_patch(sandbox, task.checks)
-        with with_untrusted_code():
-            if await apply_patch(
-                sandbox, task, gated.patch, host_programs=sandboxes.host_programs, tree=prepared.tree
-            ):
-                return None
-            sealed = prepared.options.sealed
-            return await run_task_version(sandbox, task, gated.patch, version, tests, is_intruder, sealed=sealed)
 
 
 async def _hidden_files(
@@ -429,41 +379,20 @@ async def validate(
     validated = replace(validated, options=replace(validated.options, twin_files=texts))
     tests = deciding_tests(task, validated.options)
     if tests.nodes:
-
-        async def run(version: WrittenVersion) -> VersionRun:
-            version_run = await _run_version(validated, gated, version, sandboxes, environment)
-            if version_run is None:
-                raise GraderError(
-                    f"task {task.instance_id}: its gold patch applied in one sandbox but not in the next; "
-                    "expected the same files in each: correct what its image or `checks.before` changes in them"
-                )
-            return version_run
-
         outlines = await asyncio.to_thread(outlines_of_gold, validated, gated)
-        timeout_s = min(task.checks.timeout_s, _MIN_TIMEOUT_S + 4 * gold.checks_s)
-        limited = replace(validated, task=replace(task, checks=replace(task.checks, timeout_s=timeout_s)))
-
-        async def run_patch(patch: GatedPatch, version: WrittenVersion) -> list[VersionRun]:
-            with suppress(PatchFault):
-                version_run = await _run_version(limited, patch, version, sandboxes, environment)
-                return [version_run] if version_run is not None and any(version_run.observations.values()) else []
-            return []
-
-        async def run_outlines(version: WrittenVersion) -> list[VersionRun]:
-            runs: list[VersionRun] = []
-            for patch in dict.fromkeys((*outlines.patches, empty_patch)):
-                if runs and patch == empty_patch:  # it is for outlines that cannot be imported
-                    break
-                runs += await run_patch(patch, version)
-            return runs
-
+        runs = ReferenceRuns(
+            validated,
+            gated,
+            outlines.patches,
+            checks_s=gold.checks_s,
+            sandboxes=sandboxes,
+            environment=environment,
+        )
         references = References(
-            partial(run_patch, gated), run_outlines, outlines.texts, outlines.sources, outlines.code
+            runs.gold, runs.solution, runs.effortless, outlines.texts, outlines.sources, outlines.code
         )
         try:
-            validated = replace(
-                validated, options=await learn_twins(tests, validated.options, run, hidden, references)
-            )
+            validated = replace(validated, options=await learn_twins(tests, validated.options, hidden, references))
         except PatchFault as fault:
             raise GraderError(
                 f"task {task.instance_id}: grading broke while the gold patch ran with instrumented copies of the "

@@ -27,7 +27,7 @@ from understudy.checks.twins.judge import (
     is_rest,
     without_rest,
 )
-from understudy.checks.twins.other_inputs import learn_inputs
+from understudy.checks.twins.other_inputs import InputDraws, learn_inputs
 from understudy.checks.twins.run import (
     ENOUGH_BITS,
     References,
@@ -44,8 +44,8 @@ from understudy.checks.twins.twin_decoding import decode
 from understudy.types import TestOutcome
 from understudy.util.python_syntax import parse_literal
 
-RunVersion = Callable[[WrittenVersion], Awaitable[VersionRun]]
-"""Runs a version over one patch, in a sandbox of its own."""
+RunVersions = Callable[[GradingOptions, Sequence[WrittenVersion]], Awaitable[VersionRun]]
+"""Runs a version over the gold patch. Others after it may run beside it; all were written with the options."""
 
 
 class _Runs(Struct, frozen=True):
@@ -62,7 +62,6 @@ class _Runs(Struct, frozen=True):
 async def learn_twins(
     tests: DecidingTests,
     options: GradingOptions,
-    run: RunVersion,
     data: Mapping[str, bytes],
     references: References,
 ) -> GradingOptions:
@@ -72,6 +71,8 @@ async def learn_twins(
     """
     options = replace(options, twin_seed=secrets.randbits(32), twin_plain=(), twin_named=())
     options = replace(options, twin_uncut=(), twin_fixed=())
+    inputs = await asyncio.to_thread(InputDraws, tests, references.code)
+    run = partial(_run_beside_inputs, inputs, references)
     named = await _run_uncut(tests, options, run)
     if not_passing := _files_not_passing(tests, named):
         options = replace(options, twin_named=not_passing)
@@ -93,11 +94,27 @@ async def learn_twins(
             split_learned = await asyncio.to_thread(learn, split_options, split_runs)
             if _quality(split_learned) > _quality(learned):
                 options, runs = split_options, split_runs
-    for emptied in emptied_functions(tests, options):
-        version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, emptied=emptied)
-        runs = replace(runs, effortless=(*runs.effortless, *await references.effortless(version)))
+    versions = [
+        await asyncio.to_thread(write_versions, tests, options, lambda _: False, emptied=emptied)
+        for emptied in emptied_functions(tests, options)
+    ]
+    effortless = await references.effortless(versions)
+    runs = replace(runs, effortless=tuple(run for of_version in effortless for run in of_version))
     options = await asyncio.to_thread(learn, options, runs)
-    return await learn_inputs(tests, options, named, data, references)
+    return await learn_inputs(tests, options, named, data, references, inputs)
+
+
+async def _run_beside_inputs(
+    inputs: InputDraws, references: References, options: GradingOptions, versions: Sequence[WrittenVersion]
+) -> VersionRun:
+    """Run a version over the gold patch, and let those run beside it that are mostly needed next: the rest of
+    `versions`, and those with other inputs.
+    """
+    version, *others = versions
+    others += [
+        replace(other, reseeded=version.reseeded) for other in await asyncio.to_thread(inputs.likely, options)
+    ]
+    return await references.gold(version, others)
 
 
 def _quality(options: GradingOptions) -> tuple[int, float, int]:
@@ -243,18 +260,19 @@ def _stable_sites(
     }
 
 
-async def _run_both(tests: DecidingTests, options: GradingOptions, run: RunVersion, named: VersionRun) -> _Runs:
+async def _run_both(tests: DecidingTests, options: GradingOptions, run: RunVersions, named: VersionRun) -> _Runs:
     """Run the version with every changeable expectation changed, then the true version.
 
     The first runs with another hash seed: what depends on the order of sets differs between the two.
     """
     joined_runs: list[VersionRun] = []
     for changed in (True, False):
-        runs: list[VersionRun] = []
-        for emptied in emptied_functions(tests, options):
-            version = partial(write_versions, tests, options, lambda _, changed=changed: changed, emptied=emptied)
-            runs.append(await run(replace(await asyncio.to_thread(version), reseeded=changed)))
-        joined_runs.append(_join_runs(runs))
+        write = partial(write_versions, tests, options, lambda _, changed=changed: changed)
+        versions = [
+            replace(await asyncio.to_thread(write, emptied=emptied), reseeded=changed)
+            for emptied in emptied_functions(tests, options)
+        ]
+        joined_runs.append(_join_runs([await run(options, versions[number:]) for number in range(len(versions))]))
     return _Runs(named, joined_runs[0], joined_runs[1])
 
 
@@ -280,9 +298,14 @@ def _join_runs(runs: Sequence[VersionRun]) -> VersionRun:
     return replace(runs[0], sites=sites, outcomes=outcomes, observations=observations, emptied=frozenset())
 
 
-async def _run_uncut(tests: DecidingTests, options: GradingOptions, run: RunVersion) -> VersionRun:
-    """Run the true version with all values and test ids, by which tests are identified in the other versions."""
-    return await run(await asyncio.to_thread(write_versions, tests, options, lambda _: False, cut=False))
+async def _run_uncut(tests: DecidingTests, options: GradingOptions, run: RunVersions) -> VersionRun:
+    """Run the true version with all values and test ids, by which tests are identified in the other versions. The
+    one without them, which is used for grading, mostly comes next.
+    """
+    versions = [
+        await asyncio.to_thread(write_versions, tests, options, lambda _: False, cut=cut) for cut in (False, True)
+    ]
+    return await run(options, versions)
 
 
 def _files_not_passing(tests: DecidingTests, named: VersionRun) -> tuple[str, ...]:

@@ -18,7 +18,9 @@ import random
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -41,8 +43,7 @@ from understudy.checks.twins.test_ids import DecidingTests
 
 _MAX_ANSWER_CHARS, _MAX_ANSWERS_CHARS = 20_000, 2 << 20
 """The length of one stored answer, and of all answers of a validation, in characters."""
-_GOLD_RUNS = 2
-"""How many runs of the gold patch answers must be the same in."""
+_NUMBERS, _WORDS, _LONGER = range(3)
 _DRAWS = 3
 """How many other inputs are tried at most while the gold patch refuses all those of some test."""
 
@@ -159,41 +160,70 @@ def _share(answers: Mapping[str, Sequence[bool]]) -> float:
     )
 
 
+class InputDraws:
+    """Draws other inputs for a task's deciding tests. First only numbers are changed, then words and the lengths
+    of lists too, which more often yields what the gold patch does not accept; in the third, numbers, words and
+    lists are longer than the tests' own.
+    """
+
+    def __init__(self, tests: DecidingTests, code: Iterable[str]) -> None:
+        """`code` are the files of the gold patch."""
+        self._tests = tests
+        self._tokens, self._fixed = _tokens(tests, code)
+        self._rng = random.Random(secrets.randbits(64))
+        self._written: dict[bytes, WrittenVersion] = {}
+        self.first = [self.draw(kind) for kind in (_NUMBERS, _WORDS, _LONGER)]
+
+    def draw(self, kind: int) -> InputChanges:
+        """Return new inputs of a kind, which have no tokens if nothing can be changed."""
+        changed = frozenset(filter(str.isdigit, self._tokens)) if kind == _NUMBERS else self._tokens
+        seed = secrets.randbits(32) | 1 if kind != _NUMBERS else 0
+        longer = kind == _LONGER
+        return InputChanges(draw_tokens(changed, self._fixed, self._rng, longer=longer), seed, longer)
+
+    def write(self, options: GradingOptions, changes: InputChanges) -> WrittenVersion:
+        """Return the version with these inputs, which is written once for equal options."""
+        of_version = (options.twin_plain, options.twin_uncut, options.twin_named, changes)
+        key = msgspec.json.encode(of_version)
+        if key not in self._written:
+            self._written[key] = write_versions(self._tests, options, lambda _: False, inputs=changes)
+        return self._written[key]
+
+    def likely(self, options: GradingOptions) -> list[WrittenVersion]:
+        """Return the versions with the first inputs of each kind, if the tests turn out to have twins."""
+        return [self.write(options, changes) for changes in self.first if changes.tokens]
+
+
 async def learn_inputs(
     tests: DecidingTests,
     options: GradingOptions,
     own_inputs: VersionRun,
     data: Mapping[str, bytes],
     references: References,
+    inputs: InputDraws,
 ) -> GradingOptions:
     """Return the options with other inputs for a task's deciding tests, as far as there are any.
 
-    First only numbers are changed, then words and the lengths of lists too, which more often yields what the gold
-    patch does not accept. Last, if it answered before, numbers, words and lists are longer than the tests' own. Of
-    several draws that one counts to which the gold patch answers in most tests. `own_inputs` is the run with the
-    gold patch and the tests' own values.
+    Of several draws that one counts to which the gold patch answers in most tests; the longer inputs count if it
+    answered to others. `own_inputs` is the run with the gold patch and the
+    tests' own values.
     """
     if not any(node in options.twins for node in tests.fail_to_pass):
         return options
-    tokens, fixed = await asyncio.to_thread(_tokens, tests, references.code)
-    rng = random.Random(secrets.randbits(64))
-    numbers = frozenset(filter(str.isdigit, tokens))
-    learned: list[OtherInputs] = []
-    stages = ((numbers, False, False), (tokens, True, False), (tokens, True, True))
-    for changed, resized, longer in stages:  # what is changed, whether lists are resized, whether all gets longer
-        if longer and not any(inputs.tests for inputs in learned):
-            break
-        candidates: list[OtherInputs] = []
-        for _ in range(_DRAWS if not longer else 1):
-            seed = secrets.randbits(32) | 1 if resized else 0
-            changes = InputChanges(draw_tokens(changed, fixed, rng, longer=longer), seed, longer)
-            candidates.append(await _learn(tests, options, own_inputs, data, references, changes))
-            if not _only_refused(candidates[-1]):
-                break
-        best = max(candidates, key=lambda inputs: len(frozenset(map(_unparametrised, inputs.tests))))
+    learn = partial(_learn, tests, options, own_inputs, data, references, inputs)
+    candidates = [[learned] for learned in await learn(inputs.first)]
+    for kind in (_NUMBERS, _WORDS):
+        while _only_refused(candidates[kind][-1]) and len(candidates[kind]) < _DRAWS:
+            candidates[kind] += await learn([inputs.draw(kind)])
+    numbers, words, longer = (
+        max(of_kind, key=lambda learned: len(frozenset(map(_unparametrised, learned.tests))))
+        for of_kind in candidates
+    )
+    learned = [numbers, words]
+    if numbers.tests or words.tests:
         # A task seldom says what becomes of inputs of any size: they show what a patch cannot do, and no more.
-        learned.append(replace(best, bits=0.0, refused={}) if longer else best)
-    return replace(options, twin_inputs=tuple(inputs for inputs in learned if inputs.tests or inputs.refused))
+        learned.append(replace(longer, bits=0.0, refused={}))
+    return replace(options, twin_inputs=tuple(other for other in learned if other.tests or other.refused))
 
 
 def _only_refused(inputs: OtherInputs) -> bool:
@@ -207,41 +237,68 @@ async def _learn(
     own_inputs: VersionRun,
     data: Mapping[str, bytes],
     references: References,
-    changes: InputChanges,
-) -> OtherInputs:
-    """Return other inputs with these changes, without tests if the gold patch's answers to them show nothing.
+    inputs: InputDraws,
+    draws: Sequence[InputChanges],
+) -> list[OtherInputs]:
+    """Return other inputs with these changes, without tests where the gold patch's answers to them show nothing.
 
-    Each further run is made only if those before it show something.
+    Each further run is made only of those inputs that have shown something before.
     """
     expected = _expected_exceptions(options, own_inputs)
 
     # Answers of tests that need no fix can only confirm these, which changes nothing where guesses pass.
     useful = {*tests.fail_to_pass, *(options.partial_twins if options.twin_bits >= ENOUGH_BITS else ())}
 
-    async def read(runs: _InputRuns) -> tuple[_Answers, dict[str, str]]:
-        answers = await asyncio.to_thread(_answers, tests, options, runs)
+    def read(runs: _InputRuns) -> tuple[_Answers, dict[str, str]]:
+        answers = _answers(tests, options, runs)
         return answers if answers.keys() & useful else {}, _refused(tests, options, runs, expected)
 
-    without_tests = OtherInputs(changes, {}, 0.0)
-    if not changes.tokens:
-        return without_tests
-    version = await asyncio.to_thread(write_versions, tests, options, lambda _: False, inputs=changes)
-    gold, effortless = tuple(await references.solution(version)), tuple[VersionRun, ...]()
-    if gold and any(await read(_InputRuns(own_inputs, gold))):
-        reseeded_runs = await references.solution(replace(version, reseeded=True))
-        if reseeded_runs and any(await read(_InputRuns(own_inputs, (*gold, *reseeded_runs)))):
-            gold, effortless = (*gold, *reseeded_runs), tuple(await references.effortless(version))
-    if len(gold) < _GOLD_RUNS:
-        return without_tests
-    answers, refused = await read(_InputRuns(own_inputs, gold, effortless))
-    clues = Clues(await asyncio.to_thread(readable_values, version, data), references.texts, references.sources)
+    async def still_shown(runs: Mapping[int, _InputRuns]) -> dict[int, _InputRuns]:
+        return {number: of_draw for number, of_draw in runs.items() if any(await asyncio.to_thread(read, of_draw))}
+
+    versions = {
+        number: await asyncio.to_thread(inputs.write, options, changes)
+        for number, changes in enumerate(draws)
+        if changes.tokens
+    }
+    gold = await references.solution(list(versions.values()))
+    shown = await still_shown(
+        {number: _InputRuns(own_inputs, (run,)) for number, run in zip(versions, gold, strict=True) if run}
+    )
+    again = await references.solution([replace(versions[number], reseeded=True) for number in shown])
+    shown = await still_shown(
+        {
+            number: replace(shown[number], gold=(*shown[number].gold, run))
+            for number, run in zip(shown, again, strict=True)
+            if run
+        }
+    )
+    effortless = await references.effortless([versions[number] for number in shown])
+    learned = [OtherInputs(changes, {}, 0.0) for changes in draws]
+    for number, of_version in zip(shown, effortless, strict=True):
+        runs = replace(shown[number], effortless=tuple(of_version))
+        answers, refused = await asyncio.to_thread(read, runs)
+        readable = await asyncio.to_thread(readable_values, versions[number], data)
+        clues = Clues(readable, references.texts, references.sources)
+        learned[number] = _other_inputs(tests, draws[number], runs, answers, refused, clues)
+    return learned
+
+
+def _other_inputs(
+    tests: DecidingTests,
+    changes: InputChanges,
+    runs: _InputRuns,
+    answers: _Answers,
+    refused: dict[str, str],
+    clues: Clues,
+) -> OtherInputs:
     to_fix = [
         (site, observations)
         for node in tests.fail_to_pass
         for site, observations in answers.get(node, {}).values()
         if site.operation != "raises"
     ]
-    names = names_in_version(own_inputs, gold[0])
+    names = names_in_version(runs.own_inputs, runs.gold[0])
     twin_tests = {
         node: TwinTest(
             names[node], {number: json.dumps(observations) for number, (_, observations) in sites.items()}

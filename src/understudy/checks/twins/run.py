@@ -1,8 +1,9 @@
 """Runs versions of deciding tests (see `twins`) and judges what they observed.
 
 Each version runs alone: in a fresh sandbox, in place of the original file, with all tests of the files in their
-own order, so that tested code cannot learn what another version expected. Validation runs three versions with the
-gold patch and keeps the sites that observe the same in all of them. These observations never enter a sandbox;
+own order, so that tested code cannot learn what another version expected. Only versions with other inputs, which
+say nothing of what is expected, and those of validation may share a sandbox. Validation runs three versions with
+the gold patch and keeps the sites that observe the same in all of them. These observations never enter a sandbox;
 other patches have to send the same.
 """
 
@@ -15,7 +16,9 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from understudy.checks.base import (
     GradingOptions,
@@ -40,7 +43,7 @@ from understudy.checks.twins.sites import IMPORT, TwinSite
 from understudy.checks.twins.test_ids import DecidingTests, function_of, names_of_tests
 from understudy.checks.twins.versions import write_version
 from understudy.checks.twins.weakness import weakness
-from understudy.sandbox.base import Mount, Sandbox
+from understudy.sandbox.base import Completed, Mount, Sandbox
 from understudy.types import Evidence, Integrity, PytestChecks, TestOutcome
 
 DRIVER_MOUNT = Mount(Path(twin_driver.__file__), "/opt/understudy/twin_driver.py")
@@ -49,12 +52,13 @@ DRIVER_MOUNTS = (
     # The driver loads it from its own directory.
     Mount(Path(twin_encoding.__file__), "/opt/understudy/twin_encoding.py"),
 )
-"""Every sandbox in which `run_version` is called must have these mounts and `PLUGIN_MOUNT`."""
+"""Every sandbox in which `run_versions` is called must have these mounts and `PLUGIN_MOUNT`."""
 
 ATTEMPTS = 2
 """How often the versions are run for a patch that fails them, because some tests are flaky."""
 
 REPORT_BYTES = 64 << 20
+_MAX_CODES_BYTES = 4096
 ENOUGH_BITS = 10.0  # a guess then succeeds once in a thousand times
 
 
@@ -90,16 +94,18 @@ class VersionRun(Struct, frozen=True):
 
 
 class References(Struct, frozen=True):
-    """What validation compares with. `solution` runs a version over the gold patch; it returns nothing if that
-    broke the sandbox. `effortless` runs it over code that computes nothing new: the names that the tests need, and
-    the old behaviour. What fails is left out.
+    """What validation learns from and compares with. `gold` runs a version over the gold patch, perhaps beside
+    others that will probably be needed. `solution` runs several; it returns None for one that broke the sandbox or
+    observed nothing. `effortless` runs them over code that computes nothing new: the names
+    that the tests need, and the old behaviour. It returns the runs of each version without those that failed.
 
     `texts` (the instruction and docstrings) and `sources` (the changed files without the gold patch) are what a
     guess can go by; `code` are these files with the gold patch.
     """
 
-    solution: Callable[[WrittenVersion], Awaitable[Sequence[VersionRun]]]
-    effortless: Callable[[WrittenVersion], Awaitable[Sequence[VersionRun]]]
+    gold: Callable[[WrittenVersion, Sequence[WrittenVersion]], Awaitable[VersionRun]]
+    solution: Callable[[Sequence[WrittenVersion]], Awaitable[Sequence[VersionRun | None]]]
+    effortless: Callable[[Sequence[WrittenVersion]], Awaitable[Sequence[Sequence[VersionRun]]]]
     texts: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
@@ -177,19 +183,59 @@ def emptied_functions(tests: DecidingTests, options: GradingOptions) -> list[fro
     return [names_of_tests(tests.files) - to_fix, to_fix]
 
 
-async def run_version(
-    sandbox: Sandbox, checks: PytestChecks, version: WrittenVersion, *, timeout_s: float
-) -> VersionRun:
-    """Run the deciding files, after a version of them was placed in the sandbox. Raises SandboxError."""
+async def run_versions(
+    sandbox: Sandbox,
+    checks: PytestChecks,
+    versions: Sequence[WrittenVersion],
+    *,
+    timeout_s: float,
+    later_s: float = 0.0,
+) -> list[VersionRun]:
+    """Run the deciding files, after the first version of them was placed in the sandbox; then the next ones, as
+    long as nothing is left there of those before, and each of them takes at most `later_s` if that is given.
+    Returns at least one run. Raises SandboxError.
+
+    Each has a process of its own, forked from one that has imported pytest. So all have the same hash seed, and
+    tested code can learn what later versions hold.
+    """
     report = posixpath.join(sandbox.home, f".report-{secrets.token_hex(16)}.jsonl")
     paths = [posixpath.join(sandbox.workdir, name) for name in deciding_files(checks)]
+    later = [
+        {posixpath.join(sandbox.workdir, name): text for name, text in version.files.items()}
+        for version in versions[1:]
+    ]
     driver, plugin = sandbox.locate(DRIVER_MOUNT.target), sandbox.locate(PLUGIN_MOUNT.target)
     completed = await sandbox.run(
         ["python", "-P", "-s", driver, plugin, report, sandbox.workdir, *paths],
         timeout_s=timeout_s,
+        stdin=json.dumps([later_s, later]).encode() if later else b"",
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=sandbox.workdir,
     )
+    if not later:
+        return [await _read_run(sandbox, report, versions[0], completed)]
+    codes = await _exit_codes(sandbox, report)
+    if not codes:
+        return [await _read_run(sandbox, f"{report}.0", versions[0], completed)]
+    return [
+        await _read_run(
+            sandbox, f"{report}.{number}", version, replace(completed, exit_code=code, timed_out=False)
+        )
+        for number, (version, code) in enumerate(zip(versions, codes, strict=False))
+    ]
+
+
+async def _exit_codes(sandbox: Sandbox, report: str) -> list[int]:
+    """Return the exit codes of the versions that came to their end, as the driver wrote them."""
+    try:
+        return msgspec.json.decode(
+            await read_result_file(sandbox, report, _MAX_CODES_BYTES) or b"[]", type=list[int]
+        )
+    except msgspec.MsgspecError:  # tested code can write there
+        return []
+
+
+async def _read_run(sandbox: Sandbox, report: str, version: WrittenVersion, completed: Completed) -> VersionRun:
     check_not_killed(completed)
     raw = await read_result_file(sandbox, report, REPORT_BYTES) or b""
     outcomes, observations, stopped = await asyncio.to_thread(

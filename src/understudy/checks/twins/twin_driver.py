@@ -7,18 +7,25 @@ but REPORTER, the path of `report_plugin.py`, and `twin_encoding.py` beside it. 
 observation has to know them itself. An exception that ends a test is reported as `{"node", "stopped"}`, with the
 names of its classes.
 
+Further versions of the files are run after FILE..., each in a process of its own. They are on stdin as JSON: a
+limit of seconds for each (0: none), and the texts of each by path. The reports are REPORT.0, REPORT.1 and so on,
+and REPORT has the exit codes of those that ran.
+
 In suites with their own command the version's files load this module (see `twins.suite`), and `record` and
 `running` take the place of pytest's reporter. Their Pythons may be as old as 3.6.
 """
 
 import atexit
+import gc
 import hashlib
 import importlib.util
 import itertools
 import json
 import operator
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -373,6 +380,81 @@ class NodeTracker:
         _report_rest()
 
 
+def _fork_for_each(later: "list[dict[str, str]]", later_s: float, report: str) -> str:
+    """Return the path of a version's report in a process of its own, for each version: first FILE..., then those
+    of `later`, which have their files' texts by path and may take `later_s` seconds each.
+
+    Importing pytest takes much longer than most tests, so it is done once, here. A version only runs if none
+    before it left anything in the sandbox: then all is for it as if it ran there alone. The exit codes are
+    negative for a signal.
+    """
+    from _pytest.config import default_plugins
+
+    for name in default_plugins:
+        importlib.import_module("_pytest." + name)
+    gc.freeze()  # what the processes collect is then their own, and the memory stays shared
+    codes: list[int] = []
+    with open(report, "w", encoding="utf-8") as file:  # noqa: PTH123
+        file.write("[]")
+    for number, texts in enumerate([{}, *later]):
+        for path, text in texts.items():
+            with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+                file.write(text)
+        before = os.statvfs(report)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        process = os.fork()
+        if process == 0:
+            return f"{report}.{number}"
+        if number and later_s:
+            signal.signal(signal.SIGALRM, _killer(process))
+            signal.setitimer(signal.ITIMER_REAL, later_s)
+        _, status = os.waitpid(process, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        if number and code < 0:
+            break  # it may be the fault of the sandbox, which only the first one shows
+        codes.append(code)
+        with open(report, "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump(codes, file)
+        if code < 0 or not _is_untouched(before, f"{report}.{number}"):
+            break
+    os._exit(0)
+
+
+def _exit_without_teardown(code: int) -> None:
+    """End a forked process as `sys.exit` does, but leave the memory that it shares with others to the kernel."""
+    cast("Any", threading)._shutdown()  # waits for threads, as the interpreter does first
+    cast("Any", atexit)._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001, S112  # the tested code's own
+            continue
+    os._exit(code)
+
+
+def _killer(process: int) -> "Callable[[int, Any], None]":
+    """Return a handler of a signal that kills a process."""
+    return lambda number, frame: os.kill(process, signal.SIGKILL)
+
+
+def _is_untouched(before: "os.statvfs_result", report: str) -> bool:
+    """Return whether nothing is left of a version but its report: no file, no memory of a file, no process."""
+    try:
+        own = os.stat(report).st_blocks * 512 // before.f_frsize  # noqa: PTH116
+        after = os.statvfs(report)
+    except OSError:
+        return False
+    processes = {name for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208
+    return (
+        before.f_ffree - after.f_ffree == 1
+        and before.f_bfree - after.f_bfree == own
+        and processes <= {"1", str(os.getpid())}
+    )
+
+
 def main(reporter_path: str, report_path: str, root: str, *files: str) -> int:
     """Run the files; return pytest's exit code."""
     spec = importlib.util.spec_from_file_location("understudy_report_plugin", reporter_path)
@@ -385,8 +467,15 @@ def main(reporter_path: str, report_path: str, root: str, *files: str) -> int:
         _write = reporter.write
         return [NodeTracker()]
 
+    def report_of_process(report: str) -> str:
+        return _fork_for_each(later, later_s, report) if later else report
+
+    later_s, later = json.loads(sys.stdin.read() or "[0, []]")
     sys.modules["understudy_sites"] = sys.modules[__name__]
-    return int(plugin.main(report_path, root, *files, plugins=start))
+    code = int(plugin.main(report_path, root, *files, plugins=start, report_of_process=report_of_process))
+    if later:
+        _exit_without_teardown(code)
+    return code
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from understudy.checks.protection import protection_of
 from understudy.checks.twins.judge import Observation
 from understudy.checks.twins.other_inputs import (
     InputAgreement,
+    InputDraws,
     full_agreement,
     input_versions,
     judge_inputs,
@@ -110,6 +112,10 @@ def test_answers_to_other_inputs_raise_and_lower_the_protection(
     assert (protection, reason in why) == (level, True), why
 
 
+async def not_asked(version: WrittenVersion, likely: Sequence[WrittenVersion]) -> VersionRun:
+    raise AssertionError("other inputs are learned from runs that may fail")
+
+
 async def learned(
     gold: list[Observation],
     again: list[Observation],
@@ -124,14 +130,18 @@ async def learned(
     own = GradingOptions(twins=twins, **options)
     named = run_with({SHIFT: {0: values(26)}}, version=write_versions(tests, own, lambda _: False))
 
-    async def solution(version: WrittenVersion) -> list[VersionRun]:
-        assert "shift(25)" not in version.files["test_calc.py"]
-        return [run_with({SHIFT: {0: again if version.reseeded else gold}}, version=version)]
+    async def solution(versions: Sequence[WrittenVersion]) -> list[VersionRun]:
+        assert not any("shift(25)" in version.files["test_calc.py"] for version in versions)
+        assert len({version.reseeded for version in versions}) <= 1, "one process runs them all"
+        return [
+            run_with({SHIFT: {0: again if version.reseeded else gold}}, version=version) for version in versions
+        ]
 
-    async def without(version: WrittenVersion) -> list[VersionRun]:
-        return [run_with({SHIFT: {0: effortless}}, version=version)]
+    async def without(versions: Sequence[WrittenVersion]) -> list[list[VersionRun]]:
+        return [[run_with({SHIFT: {0: effortless}}, version=version)] for version in versions]
 
-    with_inputs = await learn_inputs(tests, own, named, {}, References(solution, without))
+    references = References(not_asked, solution, without)
+    with_inputs = await learn_inputs(tests, own, named, {}, references, InputDraws(tests, ()))
     for version in input_versions(tests, with_inputs):
         assert version.files != write_versions(tests, own, lambda _: False).files
     return next(iter(with_inputs.twin_inputs), OtherInputs(InputChanges({}), {}, 0.0))
@@ -256,18 +266,20 @@ async def test_inputs_count_as_refused_by_an_exception_that_a_test_expects(
     named = VersionRun(version.sites, passed, {}, 0, False, "")
     draws = 0
 
-    def run(written: WrittenVersion, by: tuple[str, ...]) -> list[VersionRun]:
+    def run(written: WrittenVersion, by: tuple[str, ...]) -> VersionRun:
         stopped = {SHIFT: by} if by else dict[str, tuple[str, ...]]()
-        return [replace(named, sites=written.sites, stopped=stopped)]
+        return replace(named, sites=written.sites, stopped=stopped)
 
-    async def solution(written: WrittenVersion) -> list[VersionRun]:
+    async def solution(versions: Sequence[WrittenVersion]) -> list[VersionRun]:
         nonlocal draws
-        draws += not written.reseeded
-        return run(written, by_gold[written.reseeded])
+        draws += sum(not version.reseeded for version in versions)
+        return [run(version, by_gold[version.reseeded]) for version in versions]
 
-    async def without(written: WrittenVersion) -> list[VersionRun]:
-        return run(written, by_effortless)
+    async def without(versions: Sequence[WrittenVersion]) -> list[list[VersionRun]]:
+        return [[run(version, by_effortless)] for version in versions]
 
-    options = await learn_inputs(tests, GradingOptions(twins=twins), named, {}, References(solution, without))
+    references = References(not_asked, solution, without)
+    own = GradingOptions(twins=twins)
+    options = await learn_inputs(tests, own, named, {}, references, InputDraws(tests, ()))
     assert [each.refused for each in options.twin_inputs] == ([{SHIFT: SHIFT}] * 2 if refused else [])
-    assert draws == (6 if refused else 2), "as long as all is refused, others are tried"
+    assert draws == (7 if refused else 3), "as long as all is refused, others are tried"
