@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from understudy.checks import report_plugin
 from understudy.checks.base import GradingOptions
-from understudy.checks.run import run_task_version
+from understudy.checks.run import run_task_versions
 from understudy.checks.runtime_events import REASONS, read_watch
 from understudy.checks.twins.run import WrittenVersion
 from understudy.checks.twins.test_ids import deciding_tests
@@ -565,7 +565,7 @@ async def test_files_of_a_version_are_sealed_as_the_originals_are(
     try:
         assert not await apply_patch(sandbox, task, b"", host_programs=sandboxes.host_programs, tree=prepared.tree)
         version = WrittenVersion(files, {})
-        run = await run_task_version(sandbox, task, b"", version, tests, lambda _: False, sealed=sealed)
+        (run,) = await run_task_versions(sandbox, task, b"", [version], tests, lambda _: False, sealed=sealed)
     finally:
         await sandbox.close()
     file = {} if kind == "record" else {"test_core.py::": "passed"}
