@@ -380,7 +380,7 @@ class NodeTracker:
         _report_rest()
 
 
-def _fork_for_each(later: "list[dict[str, str]]", later_s: float, report: str) -> str:
+def _fork_for_each(later: "list[dict[str, str]]", later_s: float, report: str, root: str) -> str:
     """Return the path of a version's report in a process of its own, for each version: first FILE..., then those
     of `later`, which have their files' texts by path and may take `later_s` seconds each.
 
@@ -400,7 +400,7 @@ def _fork_for_each(later: "list[dict[str, str]]", later_s: float, report: str) -
         for path, text in texts.items():
             with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
                 file.write(text)
-        before = os.statvfs(report)
+        before = _SandboxState(report, root)
         sys.stdout.flush()
         sys.stderr.flush()
         process = os.fork()
@@ -418,7 +418,7 @@ def _fork_for_each(later: "list[dict[str, str]]", later_s: float, report: str) -
         codes.append(code)
         with open(report, "w", encoding="utf-8") as file:  # noqa: PTH123
             json.dump(codes, file)
-        if code < 0 or not _is_untouched(before, f"{report}.{number}"):
+        if code < 0 or not before.is_untouched(f"{report}.{number}"):
             break
     os._exit(0)
 
@@ -440,19 +440,55 @@ def _killer(process: int) -> "Callable[[int, Any], None]":
     return lambda number, frame: os.kill(process, signal.SIGKILL)
 
 
-def _is_untouched(before: "os.statvfs_result", report: str) -> bool:
-    """Return whether nothing is left of a version but its report: no file, no memory of a file, no process."""
-    try:
-        own = os.stat(report).st_blocks * 512 // before.f_frsize  # noqa: PTH116
-        after = os.statvfs(report)
-    except OSError:
-        return False
-    processes = {name for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208
-    return (
-        before.f_ffree - after.f_ffree == 1
-        and before.f_bfree - after.f_bfree == own
-        and processes <= {"1", str(os.getpid())}
-    )
+class _SandboxState:
+    """What was in the sandbox when a version started: all files but `codes_file` in the file systems of this file
+    and of the tree `root`, and how much of the sandbox's memory was free.
+    """
+
+    def __init__(self, codes_file: str, root: str) -> None:
+        self._codes_file = codes_file
+        self._devices = {os.stat(codes_file).st_dev, os.stat(root).st_dev}  # noqa: PTH116
+        self._space, self._files = os.statvfs(codes_file), _files_on(self._devices)
+
+    def is_untouched(self, report: str) -> bool:
+        """Return whether nothing is left of a version but its report: no file, changed file, memory of a file that
+        has no name, or process.
+        """
+        try:
+            report_size = os.stat(report).st_blocks * 512  # noqa: PTH116
+            space, files = os.statvfs(report), _files_on(self._devices)
+            del files[report]
+        except (OSError, KeyError):
+            return False
+        files[self._codes_file] = self._files[self._codes_file]
+        processes = {name for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208
+        return (
+            self._space.f_ffree - space.f_ffree == 1
+            and self._space.f_bfree - space.f_bfree == report_size // space.f_frsize
+            and files == self._files
+            and processes <= {"1", str(os.getpid())}
+        )
+
+
+def _files_on(devices: "set[int]") -> "dict[str, tuple[int, int]]":
+    """Return the inode of each file and directory of these file systems, with the time of a file's last change
+    (ctime), which no program can set, and the mode of a directory.
+    """
+    files: dict[str, tuple[int, int]] = {}
+    pending = ["/"]
+    while pending:
+        try:
+            entries = list(os.scandir(pending.pop()))
+        except PermissionError:  # no tested code can have changed anything there, but by the mode
+            continue
+        for entry in entries:
+            status = entry.stat(follow_symlinks=False)
+            if not entry.is_dir(follow_symlinks=False):
+                files[entry.path] = (status.st_ino, status.st_ctime_ns)
+            elif status.st_dev in devices:
+                files[entry.path] = (status.st_ino, status.st_mode)
+                pending.append(entry.path)
+    return files
 
 
 def main(reporter_path: str, report_path: str, root: str, *files: str) -> int:
@@ -468,7 +504,7 @@ def main(reporter_path: str, report_path: str, root: str, *files: str) -> int:
         return [NodeTracker()]
 
     def report_of_process(report: str) -> str:
-        return _fork_for_each(later, later_s, report) if later else report
+        return _fork_for_each(later, later_s, report, root) if later else report
 
     later_s, later = json.loads(sys.stdin.read() or "[0, []]")
     sys.modules["understudy_sites"] = sys.modules[__name__]

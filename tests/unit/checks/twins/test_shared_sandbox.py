@@ -30,6 +30,7 @@ async def runs_of(
     sandbox = await sandboxes.open(sandbox_spec(prepare(TASK, cache, sandboxes), environment))
     try:
         await sandbox.write(f"{sandbox.workdir}/{NAME}", versions[0].files[NAME].encode())
+        await sandbox.write(f"{sandbox.workdir}/patched.txt", b"0")
         checks = PytestChecks(versions[0].files, (f"{NAME}::test_0",))
         return await run_versions(sandbox, checks, versions, timeout_s=timeout_s)
     finally:
@@ -53,10 +54,12 @@ async def test_versions_that_leave_nothing_share_a_sandbox_and_no_state(
         "open('left', 'w')",
         "open('/tmp/left', 'w')",
         "open('calc.py', 'a').write('# more')",
+        "open('patched.txt', 'r+').write('1')",
         "(os.unlink('calc.py'))",
+        "os.chmod('.', 0o500)",
         "subprocess.Popen(['sleep', '60'], start_new_session=True)",
     ],
-    ids=["file", "temporary file", "change", "removal", "process"],
+    ids=["file", "temporary file", "change", "change of the same size", "removal", "mode", "process"],
 )
 async def test_no_version_runs_where_another_left_something(
     statement: str, tmp_path: Path, sandboxes: LocalSandboxes, environment: TaskEnvironment
