@@ -114,7 +114,7 @@ def _bytes(text: str) -> bytes:
     return text.encode("latin-1", "replace")
 
 
-_ASSIGNED = frozenset(("assignment", "field", "command-line", "header", "printed", "told", "table"))
+_ASSIGNED = frozenset(("assignment", "field", "command-line", "header", "printed", "sentence", "table"))
 """Rules whose values have no form of their own, so that they may be names in code."""
 _ROUNDS = 6
 _NESTED = 6

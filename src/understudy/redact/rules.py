@@ -28,6 +28,7 @@ from understudy.redact.heuristics import (
 )
 from understudy.redact.private_keys import key_body, key_from, key_until
 from understudy.redact.pseudonyms import SecretKind
+from understudy.redact.sentences import FINDERS, SENTENCES
 from understudy.redact.surroundings import (
     CODES_AHEAD,
     CODES_NEEDLES,
@@ -40,7 +41,6 @@ from understudy.redact.surroundings import (
     find_web_key,
 )
 from understudy.redact.tokens import BROKEN_PREFIXES, broken_token_at
-from understudy.redact.told import FINDERS, TOLD
 
 
 class SecretMatch(NamedTuple):
@@ -592,7 +592,7 @@ def place_rules() -> tuple[RedactionRule, ...]:
 
     Their patterns are compiled when they are first needed, so that commands start sooner.
     """
-    places = ((place, re.compile(place.pattern)) for place in (*COMMANDS, *SURROUNDINGS, *CALLS, *TOLD))
+    places = ((place, re.compile(place.pattern)) for place in (*COMMANDS, *SURROUNDINGS, *CALLS, *SENTENCES))
     return tuple(
         RedactionRule(place.needles, partial(_at_place, place, pattern), pattern) for place, pattern in places
     )

@@ -155,7 +155,7 @@ def test_a_kill_of_everything_leaves_a_group_that_the_next_sweeps(tree: Path) ->
     script = """
 from understudy.errors import SandboxLost
 from understudy.sandbox.local import holder
-group = holder.reserve_group(holder.find_group_parent())
+group = holder.new_group_path(holder.find_group_parent())
 holder.create_group(group, 1 << 30)
 print(group.name)
 """

@@ -1,4 +1,4 @@
-"""Finds secrets that a text tells, prints or lists: sentences, prompts, output of commands, columns of tables.
+"""Finds secrets in sentences, prompts, output of commands, and columns of tables.
 
 `the password for X is …`, `Enter password for me: …`, `$ terraform output -raw password` and the next line, and a
 table with a column `password`.
@@ -20,7 +20,7 @@ _NAME_OR_VERSION = re.compile(
 _MANY_DIGITS = re.compile(r"[A-Za-z].*\d{2}|\d.*[a-z].*\d|[a-z]\d[a-z]")
 
 
-def is_told(value: str) -> bool:
+def is_password_in_sentence(value: str) -> bool:
     """Return whether a word in a sentence about a password is it, and no other word, name or version."""
     if len(value) < 6 or _NAME_OR_VERSION.fullmatch(value) or not is_passed(value):
         return False
@@ -32,7 +32,9 @@ def _is_strange(value: str) -> bool:
     value = value.rstrip(".!?")
     classes = count_character_classes(value)
     return (
-        is_told(value) and any(map(str.isdigit, value)) and (classes > 3 or (classes > 2 and looks_random(value)))
+        is_password_in_sentence(value)
+        and any(map(str.isdigit, value))
+        and (classes > 3 or (classes > 2 and looks_random(value)))
     )
 
 
@@ -52,7 +54,7 @@ _NAME = (
 )
 _BETWEEN = r"(?:[ ]\[?[^\W\d_][\w'@.-]{0,24}\]?)"
 
-TOLD = (
+SENTENCES = (
     # the password for X is …, passphrase `…`, Password for me: …
     place(
         "passw|passphr|passcode|pass is|pass |pwd |pw |kennwort|wachtwoord|contrase|clave|senha|"
@@ -61,23 +63,23 @@ TOLD = (
         rf"{_NAME}(?:\*\*|__)?(?:{_BETWEEN}{{0,8}}?{_LINK}|{_BETWEEN}{{1,8}}?[ ]?[:：][ ]{{1,4}}|:(?:\*\*|__)[ ]"
         rf"|(?<=[*_])[:：][ ]{{1,4}}|[ ]?[:：][ ]{{0,4}}(?=\\{{0,7}}[\"'`“「]))"
         rf"{_OPEN}{_WORD}{_END}",
-        is_told,
-        "told",
+        is_password_in_sentence,
+        "sentence",
     ),
     # the password Xq7…
     place(
         "passw|passphr|pwd ",
         rf"(?i:passw(?:or)?d|passphrase|pwd)[ ]{_OPEN}{_WORD}{_END}",
         _is_strange,
-        "told",
+        "sentence",
     ),
     # credentials: admin / …
     place(
         "credential|creds:|login: |login |identifiant|zugangsdaten|admin /|admin` /",
         rf"(?i:credentials?|creds|login|identifiants|zugangsdaten|admin)\b[^\n/=|]{{0,40}}?[\w`'\"][ ]?/[ ]"
         rf"{_OPEN}{_WORD}{_END}",
-        is_told,
-        "told",
+        is_password_in_sentence,
+        "sentence",
     ),
     # <key>Password</key><string>…</string>, <property name="password"><value>…
     place(
@@ -89,7 +91,7 @@ TOLD = (
         r"""(?i:password|passwd|secret|token|api_?key)(?:[\w ]{0,20}["']?[^<>\n"']{0,40}>|"""
         r"""</[\w.:-]{1,40}>)\s{0,40}"""
         r"""(?:</?[\w.:-]{1,40}(?:\s[^<>]{0,80})?>\s{0,40}){0,3}(?:<!\[CDATA\[)?([^<>\s\0]{6,4096}?)(?:\]\]>)?</""",
-        lambda value: is_told(value) or is_generated(value),
+        lambda value: is_password_in_sentence(value) or is_generated(value),
         "assignment",
     ),
     # passphrase: "correct horse battery staple"
@@ -161,9 +163,9 @@ def _find_printed(text: str, position: int) -> Iterator[tuple[int, int]]:
     line = text[start : end.end()]
     secret = value["value"]
     if _PROMPT.match(line) and _NAMES_SECRET.search(line):
-        accepted = is_told(secret) or is_generated(secret)
+        accepted = is_password_in_sentence(secret) or is_generated(secret)
     elif _REQUEST.fullmatch(line) or _FOLLOWING.search(line[: position - start + 80]):
-        accepted = (is_told(secret) or is_generated(secret)) and not is_reference(secret)
+        accepted = (is_password_in_sentence(secret) or is_generated(secret)) and not is_reference(secret)
     else:
         return
     if accepted:
@@ -212,40 +214,40 @@ def _find_column(text: str, position: int) -> Iterator[tuple[int, int]]:
         at = start + sum(len(cell) + 1 for cell in cells[:column])
         cell = cells[column]
         value = cell.strip(" \t*`\"'\r")
-        if value and (is_told(value) or is_generated(value)):
+        if value and (is_password_in_sentence(value) or is_generated(value)):
             first = at + cell.index(value)
             yield first, first + len(value)
 
 
-_FOREIGN_TOLD = re.compile(
+_FOREIGN_SENTENCE = re.compile(
     r"(?i)(?:парол[ьая]|κωδικός|密码|密碼|口令|パスワード|비밀번호|암호|पासवर्ड|รหัสผ่าน|mật khẩu|סיסמה|كلمة المرور)"
     r"[^\W\d_ ]{0,6}(?:[ ][^\W\d_]{1,12}){0,3}?"
     r"(?:[ ]?[:：=＝—–][ ]{0,4}|是[：:]?[ ]?|は[「『]?|[는은이][ ]|[ ](?:είναι|это|є)[ ])[\"'`「『“]?$"
 )
 _FOREIGN_VALUE = re.compile(r"[!#-&*+./0-9=?@A-Z^_a-z~-]{6,128}")
-_FOREIGN_TOLD_NEEDLES = (
+_FOREIGN_SENTENCE_NEEDLES = (
     b"?? ",
     b"? ? ",
     *(b"??" + bytes([one]) for one in b"abcdefghijklmnopqrstuvwxyz0123456789"),
 )
-_FOREIGN_TOLD_AHEAD = re.compile(r"[^\x00-\xff][ ]?[^\x00-\xff][ ]{0,4}(?=[!-~]{0,60}[0-9])[!#-~]{6}")
+_FOREIGN_SENTENCE_AHEAD = re.compile(r"[^\x00-\xff][ ]?[^\x00-\xff][ ]{0,4}(?=[!-~]{0,60}[0-9])[!#-~]{6}")
 
 
-def _find_foreign_told(text: str, position: int) -> Iterator[tuple[int, int]]:
+def _find_in_foreign_sentence(text: str, position: int) -> Iterator[tuple[int, int]]:
     """Yield the span of the password that a sentence in a language with other letters tells."""
     start = position + 1
     while not text[start].isascii() or text[start] == " ":
         start += 1
     value = _FOREIGN_VALUE.match(text, start)
-    if value is None or _FOREIGN_TOLD.search(text[max(position - 48, 0) : start]) is None:
+    if value is None or _FOREIGN_SENTENCE.search(text[max(position - 48, 0) : start]) is None:
         return
     secret = value.group().rstrip(".!?")
-    if is_told(secret):
+    if is_password_in_sentence(secret):
         yield start, start + len(secret)
 
 
 FINDERS = (
-    ("told", _FOREIGN_TOLD_NEEDLES, _find_foreign_told, _FOREIGN_TOLD_AHEAD),
+    ("sentence", _FOREIGN_SENTENCE_NEEDLES, _find_in_foreign_sentence, _FOREIGN_SENTENCE_AHEAD),
     ("printed", _PRINTED_NEEDLES, _find_printed, _PRINTED_AHEAD),
     ("table", _TABLE_NEEDLES, _find_column, _TABLE_AHEAD),
 )
