@@ -107,8 +107,8 @@ class _EndpointPool(Generic[_S]):
         Once an endpoint has accepted a request, no other is tried. Raises the error of the last one tried.
         """
         key = conversation.key if conversation else f"nobody {next(self._anonymous)}"
-        *earlier_servers, last_server = self._ranked(key)
-        for endpoint in earlier_servers:
+        *earlier_endpoints, last_endpoint = self._ranked(key)
+        for endpoint in earlier_endpoints:
             try:
                 return await act(endpoint.server)
             except BackendError as error:
@@ -118,7 +118,7 @@ class _EndpointPool(Generic[_S]):
                     "endpoint %d does not respond and is skipped until it does: %s", endpoint.number, error
                 )
                 endpoint.mark_down()
-        return await act(last_server.server)
+        return await act(last_endpoint.server)
 
     def _ranked(self, key: str) -> list[_Endpoint[_S]]:
         """Return all endpoints, the best first. Dead ones come last, in case no other answers."""
