@@ -125,8 +125,8 @@ def test_what_does_not_work_is_said(machine: ssh_server.SshMachine, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ssh", "give a machine"),
-        ("ssh:-oProxyCommand=x", "give a machine"),
+        ("ssh", "give one in ssh's form"),
+        ("ssh:-oProxyCommand=x", "give one in ssh's form"),
         ("local:machine", "have no options target"),
     ],
 )
