@@ -157,9 +157,9 @@ def _find_printed(text: str, position: int) -> Iterator[tuple[int, int]]:
     value = _ALONE.match(text, end.end()) if end else None
     if end is None or value is None:
         return
-    left = max(position - 160, 0)
-    escaped = text.rfind("\\n", left, position)
-    start = max(text.rfind("\n", left, position) + 1, escaped + 2 if escaped >= 0 else 0)
+    earliest = max(position - 160, 0)
+    escaped = text.rfind("\\n", earliest, position)
+    start = max(text.rfind("\n", earliest, position) + 1, escaped + 2 if escaped >= 0 else 0)
     line = text[start : end.end()]
     secret = value["value"]
     if _PROMPT.match(line) and _NAMES_SECRET.search(line):
@@ -192,7 +192,7 @@ def _find_column(text: str, position: int) -> Iterator[tuple[int, int]]:
     if end < 0:
         return
     header = text[start:end]
-    sign = next((one for one in "│|\t," if one in header), None)
+    sign = next((character for character in "│|\t," if character in header), None)
     if sign is None:
         return
     names = [name.strip(" \t*`\"'") for name in header.split(sign)]
@@ -211,12 +211,11 @@ def _find_column(text: str, position: int) -> Iterator[tuple[int, int]]:
         cells = row.split(sign)
         if len(cells) != len(names):
             return
-        at = start + sum(len(cell) + 1 for cell in cells[:column])
-        cell = cells[column]
+        cell, cell_start = cells[column], start + sum(len(other) + 1 for other in cells[:column])
         value = cell.strip(" \t*`\"'\r")
         if value and (is_password_in_sentence(value) or is_generated(value)):
-            first = at + cell.index(value)
-            yield first, first + len(value)
+            value_start = cell_start + cell.index(value)
+            yield value_start, value_start + len(value)
 
 
 _FOREIGN_SENTENCE = re.compile(
@@ -228,7 +227,7 @@ _FOREIGN_VALUE = re.compile(r"[!#-&*+./0-9=?@A-Z^_a-z~-]{6,128}")
 _FOREIGN_SENTENCE_NEEDLES = (
     b"?? ",
     b"? ? ",
-    *(b"??" + bytes([one]) for one in b"abcdefghijklmnopqrstuvwxyz0123456789"),
+    *(b"??" + bytes([letter]) for letter in b"abcdefghijklmnopqrstuvwxyz0123456789"),
 )
 _FOREIGN_SENTENCE_AHEAD = re.compile(r"[^\x00-\xff][ ]?[^\x00-\xff][ ]{0,4}(?=[!-~]{0,60}[0-9])[!#-~]{6}")
 
